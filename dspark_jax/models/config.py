@@ -1,0 +1,119 @@
+"""Configuration of a target model, read from a Hugging Face `config.json`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dspark_jax.models.rope import RopeConfig
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """Shape of a Llama or Qwen3 decoder.
+
+    Attributes:
+      vocab_size: rows of the embedding table, padding included.
+      num_tokens: rows that are real tokens; the rest are embedded but never sampled.
+      tie_embeddings: the head is the embedding table.
+      qk_norm: RMSNorm on every query and key head (Qwen3).
+      attention_bias, output_bias, mlp_bias: whether q/k/v, o and MLP projections carry biases.
+      stop_ids: token ids that end a generation.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float = 1e-6
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    tie_embeddings: bool = False
+    qk_norm: bool = False
+    attention_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    max_positions: int = 8192
+    num_tokens: int = 0
+    stop_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}.")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even for RoPE, got {self.head_dim}.")
+        if not self.num_tokens:
+            object.__setattr__(self, "num_tokens", self.vocab_size)
+        if self.num_tokens > self.vocab_size:
+            raise ValueError(f"the tokenizer has {self.num_tokens} tokens but the table only {self.vocab_size} rows.")
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one key/value head."""
+        return self.num_heads // self.num_kv_heads
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any], *, tied: bool | None = None) -> "TargetConfig":
+        """Builds a config from a Hugging Face `config.json`.
+
+        Args:
+          config: the parsed file; multi-modal configs are read through their `text_config`.
+          tied: whether the weights hold a head of their own; None trusts the flag in the file.
+
+        Raises:
+          ValueError: the architecture, activation, RoPE or attention window is not supported.
+        """
+        text = {**config, **dict(config.get("text_config") or {})}
+        model_type = text.get("model_type")
+        if model_type not in ("llama", "qwen3"):
+            raise ValueError(f"model_type {model_type!r} is not supported; expected 'llama' or 'qwen3'.")
+        if (act := text.get("hidden_act", "silu")) != "silu":
+            raise ValueError(f"hidden_act {act!r} is not supported; expected 'silu'.")
+        if window_of(text):
+            raise ValueError(
+                f"sliding-window attention ({text['sliding_window']}) is not supported for targets; "
+                "expected use_sliding_window false or full_attention layers."
+            )
+        heads = text["num_attention_heads"]
+        return cls(
+            model_type=model_type,
+            vocab_size=text["vocab_size"],
+            hidden_size=text["hidden_size"],
+            intermediate_size=text["intermediate_size"],
+            num_layers=text["num_hidden_layers"],
+            num_heads=heads,
+            num_kv_heads=text.get("num_key_value_heads") or heads,
+            head_dim=text.get("head_dim") or text["hidden_size"] // heads,
+            rms_norm_eps=text.get("rms_norm_eps", 1e-6),
+            rope=RopeConfig.from_hf(text),
+            tie_embeddings=tied_flag(config) if tied is None else tied,
+            qk_norm=model_type == "qwen3",
+            attention_bias=bool(text.get("attention_bias", False)),
+            output_bias=bool(text.get("attention_bias", False)),
+            mlp_bias=bool(text.get("mlp_bias", False)),
+            max_positions=text.get("max_position_embeddings", 8192),
+            stop_ids=token_ids(text.get("eos_token_id")),
+        )
+
+
+def window_of(text: Mapping[str, Any]) -> bool:
+    """Whether any layer of this config attends through a sliding window."""
+    if not text.get("sliding_window") or text.get("use_sliding_window") is False:
+        return False
+    kinds = text.get("layer_types")
+    return bool(text.get("use_sliding_window")) if kinds is None else "sliding_attention" in kinds
+
+
+def tied_flag(config: Mapping[str, Any]) -> bool:
+    """`tie_word_embeddings`, which some configs keep only in `text_config`."""
+    nested = config.get("text_config") or {}
+    return bool(config.get("tie_word_embeddings", nested.get("tie_word_embeddings", False)))
+
+
+def token_ids(value: Any) -> tuple[int, ...]:
+    """Normalises an id, a list of ids or None to a sorted tuple."""
+    if value is None:
+        return ()
+    return tuple(sorted({int(v) for v in (value if isinstance(value, list | tuple) else [value])}))

@@ -1,0 +1,117 @@
+"""Text to ids and back, and chat templates."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from dspark_jax.models.config import token_ids
+
+
+class ChatTokenizer:
+    """A `tokenizers` tokenizer with its chat template and special tokens.
+
+    Attributes:
+      num_tokens: one more than the largest token id.
+      eos_ids: ids that end a turn according to the tokenizer's own files.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        template: str | None = None,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        add_bos: bool = False,
+    ):
+        self.tokenizer = tokenizer
+        self.template = template
+        self.bos_token, self.eos_token, self.add_bos = bos_token, eos_token, add_bos
+        self.num_tokens = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        eos = tokenizer.token_to_id(eos_token) if eos_token else None
+        self.eos_ids = token_ids(eos)
+
+    @classmethod
+    def from_directory(cls, directory: str | Path) -> "ChatTokenizer":
+        """Reads `tokenizer.json`, `tokenizer_config.json` and the chat template of a Hugging Face directory.
+
+        Raises:
+          FileNotFoundError: there is no tokenizer.json.
+        """
+        directory = Path(directory)
+        if not (directory / "tokenizer.json").is_file():
+            raise FileNotFoundError(f"{directory} has no tokenizer.json; expected a fast tokenizer beside the weights.")
+        path = directory / "tokenizer_config.json"
+        config = json.loads(path.read_text()) if path.is_file() else {}
+        template = config.get("chat_template")
+        if isinstance(template, list):
+            template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        if (directory / "chat_template.jinja").is_file():
+            template = (directory / "chat_template.jinja").read_text()
+        return cls(
+            Tokenizer.from_file(str(directory / "tokenizer.json")),
+            template=template,
+            bos_token=_text(config.get("bos_token")),
+            eos_token=_text(config.get("eos_token")),
+            add_bos=bool(config.get("add_bos_token", False)),
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of text; special tokens written in the text are recognised."""
+        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        bos = self.tokenizer.token_to_id(self.bos_token) if self.add_bos and self.bos_token else None
+        return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids."""
+        return self.tokenizer.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any
+    ) -> str:
+        """Chat text of messages ({"role", "content"}); kwargs such as `enable_thinking` go to the template.
+
+        Raises:
+          ValueError: there is no template, or it refuses these messages.
+        """
+        if self.template is None:
+            raise ValueError("this tokenizer has no chat template; pass plain text or token ids instead of messages.")
+        try:
+            return self._compiled.render(
+                messages=list(messages),
+                add_generation_prompt=add_generation_prompt,
+                bos_token=self.bos_token or "",
+                eos_token=self.eos_token or "",
+                **kwargs,
+            )
+        except jinja2.TemplateError as error:
+            raise ValueError(f"the chat template refuses these messages: {error}") from error
+
+    def encode_chat(self, prompt: str | Sequence[Mapping[str, Any]], **kwargs: Any) -> list[int]:
+        """Ids of a conversation ready for the assistant's answer; a plain string is one user turn."""
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return self.encode(self.render(messages, **kwargs))
+
+    @cached_property
+    def _compiled(self) -> jinja2.Template:
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        return environment.from_string(self.template)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _text(token: Any) -> str | None:
+    return token.get("content") if isinstance(token, Mapping) else token

@@ -1,0 +1,1 @@
+"""The distillation job."""

@@ -1,0 +1,25 @@
+"""`python -m train configs/RUN.py [--field value ...]`: distils a drafter."""
+
+import runpy
+import sys
+
+import tyro
+
+from train.config import RunConfig
+from train.loop import Trainer
+
+
+def main() -> None:
+    """Trains to the end of the run and exports the drafter."""
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        raise SystemExit("usage: python -m train configs/RUN.py [--field value ...]")
+    run = runpy.run_path(sys.argv[1])["run"]
+    run = tyro.cli(RunConfig, default=run, args=sys.argv[2:], prog=f"python -m train {sys.argv[1]}")
+    trainer = Trainer(run)
+    print(f"{trainer.data.steps_per_epoch} steps an epoch; starting at step {trainer.step} of {run.steps}", flush=True)
+    trainer.train()
+    print(f"exported {trainer.export()}")
+
+
+if __name__ == "__main__":
+    main()

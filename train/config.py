@@ -1,0 +1,87 @@
+"""What a run is: one frozen dataclass, one file a run under configs/, every field settable from the command line."""
+
+import dataclasses
+from typing import Literal
+
+from dspark_jax.drafters.config import DrafterConfig
+from dspark_jax.models.config import TargetConfig
+from train.losses import LossWeights
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """A distillation run.
+
+    Attributes:
+      out: directory of checkpoints and of the exported drafter.
+      data: JSONL files of {"prompt": ids, "answer": ids} rows, as `python -m train.regenerate` writes them.
+      target: what `load_target` takes; `smollm2` is the embedded default.
+      num_layers, block_size, tap_ids, markov_rank, markov_head_type, intermediate_size: the drafter's shape; 0 for
+        intermediate_size takes the target's.
+      draft_vocab_size: most frequent answer tokens that can be drafted; 0 is all.
+      warm_start: target layers whose weights the draft layers start from; empty starts at random.
+      seq_len, batch_size: packed tokens a row, rows a step; num_anchors: blocks sampled a row.
+      cache_features: run the target once over all documents and keep its hidden states on disk, instead of on line in
+        every step; pays when documents are seen more than once.
+      chunk: block positions whose logits exist at once.
+      steps: updates in all; the schedule ends there.
+    """
+
+    out: str
+    data: tuple[str, ...] = ()
+    target: str = "smollm2"
+    num_layers: int = 2
+    block_size: int = 7
+    tap_ids: tuple[int, ...] = (1, 10, 19, 28)
+    mask_token_id: int = 16
+    markov_rank: int = 64
+    markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"
+    intermediate_size: int = 0
+    draft_vocab_size: int = 8192
+    warm_start: tuple[int, ...] = ()
+    seq_len: int = 512
+    batch_size: int = 8
+    num_anchors: int = 128
+    cache_features: bool = False
+    chunk: int = 640
+    steps: int = 1000
+    learning_rate: float = 6e-4
+    warmup: float = 0.04
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    weights: LossWeights = dataclasses.field(default_factory=LossWeights)
+    seed: int = 0
+    checkpoint_every: int = 50
+    log_every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.warm_start and len(self.warm_start) != self.num_layers:
+            raise ValueError(f"warm_start names {len(self.warm_start)} layers for {self.num_layers} draft layers.")
+        for name in ("steps", "batch_size", "seq_len", "num_anchors", "chunk", "checkpoint_every", "log_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+
+    def drafter(self, target: TargetConfig) -> DrafterConfig:
+        """The drafter's config for a target."""
+        return DrafterConfig(
+            vocab_size=target.vocab_size,
+            hidden_size=target.hidden_size,
+            intermediate_size=self.intermediate_size or target.intermediate_size,
+            num_layers=self.num_layers,
+            num_heads=target.num_heads,
+            num_kv_heads=target.num_kv_heads,
+            head_dim=target.head_dim,
+            block_size=self.block_size,
+            tap_ids=self.tap_ids,
+            num_target_layers=target.num_layers,
+            mask_token_id=self.mask_token_id,
+            rms_norm_eps=target.rms_norm_eps,
+            rope=target.rope,
+            markov_rank=self.markov_rank,
+            markov_head_type=self.markov_head_type,
+            confidence_head=True,
+            confidence_with_markov=self.markov_rank > 0,
+            draft_vocab_size=self.draft_vocab_size,
+            num_anchors=self.num_anchors,
+            max_positions=target.max_positions,
+        )

@@ -1,0 +1,156 @@
+"""The run: data in, checkpoints and a drafter out. Killed at any moment, it resumes exactly."""
+
+import dataclasses
+import json
+import time
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
+import orbax.checkpoint.experimental.v1 as ocp
+from flax import nnx
+
+from dspark_jax.checkpoints.drafter import save_drafter
+from dspark_jax.checkpoints.target import load_target
+from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.models.decoder import Decoder, check_taps
+from train.config import RunConfig
+from train.data import PackedData, frequent_tokens, read_documents
+from train.features import FeatureCache
+from train.step import StepConfig, TokenBatch, TrainState, train_step
+from train.warm_start import warm_start
+
+
+def optimizer(run: RunConfig) -> optax.GradientTransformation:
+    """AdamW with warm-up, cosine decay to zero and clipping by global norm."""
+    warmup = max(int(run.warmup * run.steps), 1)
+    rate = optax.warmup_cosine_decay_schedule(0.0, run.learning_rate, warmup, max(run.steps, warmup + 1))
+    return optax.chain(
+        optax.clip_by_global_norm(run.clip), optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=run.weight_decay)
+    )
+
+
+class Trainer:
+    """Owns the state of one run."""
+
+    def __init__(self, run: RunConfig, target: Decoder | None = None):
+        """Builds models and data, and resumes from the last checkpoint in `run.out` if there is one.
+
+        Raises:
+          ValueError: a checkpoint of a run with another drafter or another data order stands in `run.out`.
+        """
+        self.run = run
+        self.out = Path(run.out).absolute()
+        self.target = load_target(run.target).model if target is None else target
+        check_taps(run.tap_ids, self.target.config.num_layers)
+        documents = read_documents(run.data)
+        self.data = PackedData(documents, run.seq_len, run.batch_size, run.seed)
+        drafter = self._build(documents)
+        graph, params, frozen = nnx.split(drafter, nnx.Param, ...)
+        target_graph, self._target = nnx.split(self.target)
+        tx = optimizer(run)
+        self._frozen = frozen
+        self.config = StepConfig(
+            graph, target_graph, tx, run.weights, run.tap_ids, run.num_anchors, run.chunk, run.seed
+        )
+        self.state = TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
+        self._step = jax.jit(partial(train_step, self.config), donate_argnames=("state",))
+        self.out.mkdir(parents=True, exist_ok=True)
+        policies = ocp.training.preservation_policies
+        self.checkpoints = ocp.training.Checkpointer(
+            self.out / "checkpoints", preservation_policy=policies.LatestN(2), cleanup_tmp_directories=True
+        )
+        self._check_same_run()
+        self._features = None
+        if run.cache_features:
+            directory = self.out / "features"
+            self._features = FeatureCache(directory, self.target, documents, run.tap_ids, run.seq_len, run.batch_size)
+        if self.checkpoints.latest is not None:
+            self.state = self.checkpoints.load_pytree(self.checkpoints.latest, self.state)
+
+    @property
+    def step(self) -> int:
+        """Updates done."""
+        return int(self.state.step)
+
+    @property
+    def drafter(self) -> DSpark:
+        """The drafter as trained so far."""
+        return nnx.merge(self.config.graph, self.state.params, self._frozen)
+
+    def train(self, until: int | None = None) -> dict[str, float]:
+        """Runs up to update `until` (default: all), checkpointing on the way; returns the last metrics.
+
+        Metrics are read one step late, so the device never waits for the host.
+
+        Raises:
+          FloatingPointError: the loss is not finite; the last checkpoint stays.
+        """
+        until = self.run.steps if until is None else until
+        self._first = self.step
+        pending, last = None, {}
+        started = time.perf_counter()
+        for step in range(self.step, until):
+            self.state, metrics = self._step(self.state, self._frozen, self._target, self._batch(step))
+            if pending is not None:
+                last = self._log(*pending)
+            pending = (step, metrics, (time.perf_counter() - started) / (step + 1 - self._first))
+            if (step + 1) % self.run.checkpoint_every == 0 or step + 1 == until:
+                self.checkpoints.save_pytree(step + 1, self.state)
+        return self._log(*pending) if pending else last
+
+    def export(self, directory: str | Path | None = None, dtype=jnp.bfloat16) -> Path:
+        """Writes the drafter in the released layout, without the target's tables."""
+        return save_drafter(directory or self.out / "drafter", self.drafter, dtype=dtype)
+
+    def _batch(self, step: int) -> TokenBatch:
+        batch = self.data.batch(step)
+        if self._features is not None:
+            features = self._features.rows(self.data.pieces(step), self.run.seq_len)
+            batch = dataclasses.replace(batch, features=features)
+        return jax.tree.map(jnp.asarray, batch)
+
+    def _build(self, documents) -> DSpark:
+        run = self.run
+        drafter = DSpark(run.drafter(self.target.config), rngs=nnx.Rngs(run.seed))
+        if drafter.draft_ids is not None:
+            ids = frequent_tokens(documents, run.draft_vocab_size, self.target.config.stop_ids)
+            drafter.draft_ids[...] = jnp.asarray(ids)
+        if run.warm_start:
+            warm_start(drafter, self.target, run.warm_start, jnp.asarray(self.data.batch(0).tokens[:1]))
+        return drafter
+
+    def _check_same_run(self) -> None:
+        """What the state means must not change under it; how long it runs and where it writes may."""
+        free = {"out", "steps", "checkpoint_every", "log_every", "chunk", "data", "cache_features"}
+        mine = {k: v for k, v in dataclasses.asdict(self.run).items() if k not in free}
+        mine = json.loads(json.dumps({**mine, "documents": len(self.data.documents)}))
+        path = self.out / "run.json"
+        if not path.is_file():
+            path.write_text(json.dumps(mine, indent=1) + "\n")
+            return
+        theirs = json.loads(path.read_text())
+        if changed := {
+            k: (theirs.get(k), mine.get(k)) for k in theirs.keys() | mine.keys() if theirs.get(k) != mine.get(k)
+        }:
+            raise ValueError(
+                f"{self.out} holds a run with other settings (field: (there, here)): {changed}. "
+                "Resume with the same settings, or choose another `out`."
+            )
+
+    def _log(self, step: int, metrics: dict[str, jax.Array], seconds: float) -> dict[str, float]:
+        values = {k: v.tolist() for k, v in jax.device_get(metrics).items()}
+        if not jnp.isfinite(values["loss"]):
+            raise FloatingPointError(f"the loss of step {step} is {values['loss']}; the last checkpoint is untouched.")
+        if (step + 1) % self.run.log_every == 0:
+            rates = " ".join(f"{a:.2f}" for a in values["accept_rate"])
+            print(
+                f"step {step + 1:5d} loss {values['loss']:.4f} ce {values['ce']:.3f} l1 {values['l1']:.4f} "
+                f"conf {values['confidence']:.4f} tau {values['tau']:.3f} accept [{rates}] {seconds:.2f} s/step",
+                flush=True,
+            )
+            with (self.out / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps({"step": step + 1, **values}) + "\n")
+        return values

@@ -1,0 +1,166 @@
+"""Losses of equations 11 to 14, in chunks, so that [anchors, g, v] logits never exist at once.
+
+The forward pass of a chunk also computes its gradients (they are linear in the loss's cotangent), so that nothing is
+recomputed and no logits are kept for the backward pass.
+"""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from dspark_jax.models.layers import linear
+
+
+@dataclasses.dataclass(frozen=True)
+class LossWeights:
+    """Weights of the three terms and the decay of w_k = exp(-(k - 1) / decay)."""
+
+    ce: float = 0.1
+    tv: float = 0.9
+    confidence: float = 1.0
+    decay: float = 4.0
+
+    def positions(self, block_size: int) -> jax.Array:
+        """w_k [g]."""
+        return jnp.exp(-jnp.arange(block_size) / self.decay)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Predictions:
+    """What is trained, one row for each of n block positions.
+
+    Attributes:
+      hidden: [n, d] backbone output; latent: [n, r] of the sequential head, or None; w2: [draft_rows, r] or None.
+      confidence: [n] logits, or None.
+    """
+
+    hidden: jax.Array
+    latent: jax.Array | None
+    w2: jax.Array | None
+    confidence: jax.Array | None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """What is frozen.
+
+    Attributes:
+      hidden: [n, d] target hidden states that predict the same tokens; tokens: [n] those tokens.
+      weight: [n] w_k, 0 where nothing is supervised.
+      head: [v, d] the target's; draft_head: [draft_rows, d]; draft_ids: [draft_rows] or None.
+    """
+
+    hidden: jax.Array
+    tokens: jax.Array
+    weight: jax.Array
+    head: jax.Array
+    draft_head: jax.Array
+    draft_ids: jax.Array | None
+
+
+def _sums(predictions: Predictions, labels: Labels, scale: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """Scaled sum of the three losses over the rows given, and (ce, l1, confidence sums; accept rate a row)."""
+    target = jax.nn.softmax(linear(labels.hidden, labels.head).astype(jnp.float32), axis=-1)
+    logits = linear(predictions.hidden, labels.draft_head)
+    if predictions.latent is not None:
+        logits = logits + linear(predictions.latent, predictions.w2)
+    log_q = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    if labels.draft_ids is None:
+        p, row, known = target, labels.tokens, jnp.ones_like(labels.tokens, bool)
+    else:
+        p = target[:, labels.draft_ids]
+        row = jnp.minimum(jnp.searchsorted(labels.draft_ids, labels.tokens), len(labels.draft_ids) - 1)
+        known = labels.draft_ids[row] == labels.tokens
+    outside = 1 - jnp.sum(p, axis=-1) if labels.draft_ids is not None else 0.0
+    # A token that cannot be drafted has no cross-entropy; its mass still counts in the total variation.
+    ce = jnp.where(known, -jnp.take_along_axis(log_q, row[:, None], axis=-1)[:, 0], 0.0)
+    l1 = jnp.sum(jnp.abs(jnp.exp(log_q) - p), axis=-1) + outside
+    accept = jnp.clip(1 - l1 / 2, 0, 1)
+    w = labels.weight
+    sums = [jnp.sum(ce * w), jnp.sum(l1 * w), jnp.zeros(())]
+    if predictions.confidence is not None:
+        label, x = jax.lax.stop_gradient(accept), predictions.confidence
+        sums[2] = jnp.sum(w * (jax.nn.softplus(x) - label * x))
+    return sum(a * b for a, b in zip(sums, scale, strict=True)), (jnp.stack(sums), accept)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def chunked_sums(predictions: Predictions, labels: Labels, scale: jax.Array, chunk: int):
+    """Loss over n rows, `chunk` rows at a time.
+
+    Args:
+      scale: [3] factors of the ce, l1 and confidence sums.
+
+    Returns:
+      The scaled sum (differentiable in `predictions`) and (sums [3], accept rate [n]), which are not differentiated.
+    """
+    return _chunked(predictions, labels, scale, chunk, gradients=False)[0]
+
+
+def _chunked(predictions: Predictions, labels: Labels, scale: jax.Array, chunk: int, gradients: bool):
+    n = labels.tokens.shape[0]
+    pad = -n % chunk
+    per_row = (
+        predictions.hidden, predictions.latent, predictions.confidence, labels.hidden, labels.tokens, labels.weight,
+    )  # fmt: skip
+    split = lambda x: jnp.pad(x, ((0, pad), *((0, 0),) * (x.ndim - 1))).reshape(-1, chunk, *x.shape[1:])  # noqa: E731
+    join = lambda x: x.reshape(-1, *x.shape[2:])[:n]  # noqa: E731
+
+    def body(carry, rows):
+        total, sums, w2_gradient = carry
+        hidden, latent, confidence, target_hidden, tokens, weight = rows
+        here = Predictions(hidden, latent, predictions.w2, confidence)
+        truth = dataclasses.replace(labels, hidden=target_hidden, tokens=tokens, weight=weight)
+        if not gradients:
+            loss, (terms, accept) = _sums(here, truth, scale)
+            return (total + loss, sums + terms, None), (accept, None)
+        (loss, (terms, accept)), grad = jax.value_and_grad(_sums, has_aux=True)(here, truth, scale)
+        if grad.w2 is not None:
+            w2_gradient = w2_gradient + grad.w2.astype(jnp.float32)
+        return (total + loss, sums + terms, w2_gradient), (accept, (grad.hidden, grad.latent, grad.confidence))
+
+    w2 = predictions.w2
+    w2_gradient = jnp.zeros(w2.shape, jnp.float32) if gradients and w2 is not None else None
+    zero = (jnp.zeros(()), jnp.zeros((3,)), w2_gradient)
+    (total, sums, w2_gradient), (accept, rows) = jax.lax.scan(body, zero, jax.tree.map(split, per_row))
+    grad = None
+    if gradients:
+        hidden, latent, confidence = jax.tree.map(join, rows)
+        grad = Predictions(hidden, latent, None if w2 is None else w2_gradient.astype(w2.dtype), confidence)
+    return (total, (sums, join(accept))), grad
+
+
+def _forward(predictions, labels, scale, chunk):
+    return _chunked(predictions, labels, scale, chunk, gradients=True)
+
+
+def _backward(chunk, grad, cotangents):
+    scaled = jax.tree.map(lambda g: (cotangents[0] * g).astype(g.dtype), grad)
+    return scaled, None, None
+
+
+chunked_sums.defvjp(_forward, _backward)
+
+
+def dspark_loss(
+    predictions: Predictions, labels: Labels, weights: LossWeights, chunk: int = 512
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """L = ce * L_ce + tv * L_tv + confidence * L_conf, each a mean weighted with w_k (equation 14).
+
+    Args:
+      chunk: rows whose logits exist at once.
+
+    Returns:
+      The loss and {ce, l1, confidence, loss, accept: [n]}. All zero when nothing is supervised.
+    """
+    denominator = jnp.sum(labels.weight) + 1e-6
+    scale = jnp.array([weights.ce, weights.tv, weights.confidence]) / denominator
+    if predictions.confidence is None:
+        scale = scale.at[2].set(0)
+    loss, (sums, accept) = chunked_sums(predictions, labels, scale, chunk)
+    ce, l1, confidence = jax.lax.stop_gradient(sums) / denominator
+    return loss, {"loss": loss, "ce": ce, "l1": l1, "confidence": confidence, "accept": accept}

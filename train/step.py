@@ -1,0 +1,162 @@
+"""One training step: the frozen target runs on line, the drafter learns from its hidden states."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.models.cache import mix
+from dspark_jax.models.decoder import Decoder
+from train.anchors import block_labels, sample_anchors
+from train.losses import Labels, LossWeights, Predictions, dspark_loss
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TokenBatch:
+    """Packed documents, all [b, t].
+
+    Attributes:
+      tokens: ids; supervised: booleans, true on the tokens a drafter learns to predict.
+      positions: position in the document; segments: number of the document in its row, -1 on padding.
+      features: the target's final hidden states [b, t, d] and taps [b, t, m * d], or None to run it on line.
+    """
+
+    tokens: jax.Array
+    supervised: jax.Array
+    positions: jax.Array
+    segments: jax.Array
+    features: tuple[jax.Array, jax.Array] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedAttention:
+    """The cache of a training pass: stores nothing, attends causally inside each document."""
+
+    segments: jax.Array
+
+    def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array):
+        t = positions.shape[1]
+        causal = jnp.arange(t)[:, None] >= jnp.arange(t)
+        visible = causal & (self.segments[:, :, None] == self.segments[:, None])
+        return mix(q, k.swapaxes(1, 2), v.swapaxes(1, 2), visible), self
+
+
+def target_features(target: Decoder, batch: TokenBatch, tap_ids: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """Final hidden states [b, t, d] and taps [b, t, m * d] of packed documents, without gradient."""
+    hidden, taps, _ = target(batch.tokens, batch.positions, PackedAttention(batch.segments), tap_ids)
+    return jax.lax.stop_gradient((hidden, taps))
+
+
+def drafter_loss(
+    drafter: DSpark,
+    target: Decoder,
+    batch: TokenBatch,
+    hidden: jax.Array,
+    taps: jax.Array,
+    anchors: jax.Array,
+    keep: jax.Array,
+    weights: LossWeights,
+    chunk: int = 512,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Loss of a drafter on blocks at `anchors` [b, a] (kept where `keep`), given the target's hidden states and taps.
+
+    Returns:
+      The loss and metrics: the three terms, acceptance by position, expected accepted length, confidence error.
+    """
+    g = drafter.config.block_size
+    index, labels, mask = block_labels(batch.tokens, batch.supervised, batch.segments, anchors, keep, g)
+    out = drafter.blocks(target, batch.tokens, taps, anchors, batch.positions, batch.segments)
+    previous = jnp.concatenate(
+        [jnp.take_along_axis(batch.tokens, anchors, axis=1)[..., None], labels[..., :-1]], axis=-1
+    )
+    confidence = drafter.confidence_logits(previous, out)
+    latent = drafter.latents(previous, out)
+    flat = lambda x: None if x is None else x.reshape(-1, *x.shape[3:])  # noqa: E731
+    rows = jnp.arange(hidden.shape[0])[:, None, None]
+    predictions = Predictions(
+        flat(out), flat(latent), drafter.markov.w2[...] if drafter.markov else None, flat(confidence)
+    )
+    truth = Labels(
+        hidden=flat(hidden[rows, index - 1]),
+        tokens=flat(labels),
+        weight=flat(mask * weights.positions(g)),
+        head=target.head_weight,
+        draft_head=drafter.draft_head(target),
+        draft_ids=None if drafter.draft_ids is None else drafter.draft_ids[...],
+    )
+    loss, metrics = dspark_loss(predictions, jax.lax.stop_gradient(truth), weights, chunk)
+    accept = metrics.pop("accept").reshape(mask.shape) * mask
+    count = jnp.sum(mask, axis=(0, 1))
+    blocks = jnp.maximum(jnp.sum(mask[..., 0]), 1)
+    metrics["accept_rate"] = jnp.sum(accept, axis=(0, 1)) / jnp.maximum(count, 1)
+    metrics["tau"] = 1 + jnp.sum(jnp.cumprod(accept, axis=-1)) / blocks
+    if confidence is not None:
+        error = jnp.abs(jax.nn.sigmoid(confidence) - accept) * mask
+        metrics["confidence_error"] = jnp.sum(error) / jnp.maximum(jnp.sum(mask), 1)
+    metrics["supervised"] = jnp.sum(mask)
+    return loss, metrics
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """Everything a step changes.
+
+    Attributes:
+      step: updates done; params: the drafter's trainable parameters; optimizer: Optax state.
+    """
+
+    step: jax.Array
+    params: Any
+    optimizer: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class StepConfig:
+    """The static half of a step."""
+
+    graph: Any
+    target_graph: Any
+    optimizer: optax.GradientTransformation
+    weights: LossWeights
+    tap_ids: tuple[int, ...]
+    num_anchors: int
+    chunk: int
+    seed: int
+
+
+def train_step(
+    config: StepConfig, state: TrainState, frozen: Any, target: Any, batch: TokenBatch
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """One update.
+
+    Args:
+      frozen: the drafter's variables that are not trained; target: the target's parameters.
+      batch: packed documents.
+
+    Returns:
+      The new state and the metrics of `drafter_loss`, with the gradient norm. A batch without a supervised token leaves
+      the parameters as they are (zero gradient), but counts as a step, so that all hosts stay together.
+    """
+    decoder = nnx.merge(config.target_graph, target)
+    key = jax.random.fold_in(jax.random.key(config.seed), state.step)
+    anchors, keep = sample_anchors(key, batch.supervised, batch.segments, config.num_anchors)
+    if batch.features is None:
+        with jax.named_scope("target"):
+            hidden, taps = target_features(decoder, batch, config.tap_ids)
+    else:
+        hidden, taps = (x.astype(decoder.dtype) for x in batch.features)
+
+    def loss(params):
+        drafter = nnx.merge(config.graph, params, frozen)
+        return drafter_loss(drafter, decoder, batch, hidden, taps, anchors, keep, config.weights, config.chunk)
+
+    (_, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
+    updates, optimizer = config.optimizer.update(gradients, state.optimizer, state.params)
+    metrics["gradient_norm"] = optax.global_norm(gradients)
+    return TrainState(state.step + 1, optax.apply_updates(state.params, updates), optimizer), metrics
