@@ -12,6 +12,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from dspark_jax.checkpoints.json_file import read_json
 from dspark_jax.models.config import token_ids
 
 
@@ -20,6 +21,7 @@ class ChatTokenizer:
 
     Attributes:
       num_tokens: one more than the largest token id.
+      special_ids: ids that have no text of their own.
       eos_ids: ids that end a turn according to the tokenizer's own files.
     """
 
@@ -36,6 +38,8 @@ class ChatTokenizer:
         self.template = template
         self.bos_token, self.eos_token, self.add_bos = bos_token, eos_token, add_bos
         self.num_tokens = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
         eos = tokenizer.token_to_id(eos_token) if eos_token else None
         self.eos_ids = token_ids(eos)
 
@@ -44,20 +48,24 @@ class ChatTokenizer:
         """Reads `tokenizer.json`, `tokenizer_config.json` and the chat template of a Hugging Face directory.
 
         Raises:
-          FileNotFoundError: there is no tokenizer.json.
+          FileNotFoundError: there is no tokenizer.json; ValueError: one of the files is corrupt.
         """
         directory = Path(directory)
         if not (directory / "tokenizer.json").is_file():
             raise FileNotFoundError(f"{directory} has no tokenizer.json; expected a fast tokenizer beside the weights.")
         path = directory / "tokenizer_config.json"
-        config = json.loads(path.read_text()) if path.is_file() else {}
+        config = read_json(path) if path.is_file() else {}
         template = config.get("chat_template")
         if isinstance(template, list):
             template = {entry["name"]: entry["template"] for entry in template}.get("default")
         if (directory / "chat_template.jinja").is_file():
             template = (directory / "chat_template.jinja").read_text()
+        try:
+            tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        except Exception as error:  # `tokenizers` raises nothing narrower
+            raise ValueError(f"{directory / 'tokenizer.json'} is no tokenizer ({error}); fetch it again.") from error
         return cls(
-            Tokenizer.from_file(str(directory / "tokenizer.json")),
+            tokenizer,
             template=template,
             bos_token=_text(config.get("bos_token")),
             eos_token=_text(config.get("eos_token")),
@@ -65,8 +73,8 @@ class ChatTokenizer:
         )
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of text; special tokens written in the text are recognised."""
-        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        """Token ids of plain text, led by the BOS token if the model wants one; special tokens in it are recognised."""
+        ids = self.tokenizer.encode(text, add_special_tokens=True).ids
         bos = self.tokenizer.token_to_id(self.bos_token) if self.add_bos and self.bos_token else None
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
@@ -92,18 +100,18 @@ class ChatTokenizer:
                 eos_token=self.eos_token or "",
                 **kwargs,
             )
-        except jinja2.TemplateError as error:
+        except Exception as error:  # a template is a program from elsewhere: it may raise anything
             raise ValueError(f"the chat template refuses these messages: {error}") from error
 
     def encode_chat(self, prompt: str | Sequence[Mapping[str, Any]], **kwargs: Any) -> list[int]:
         """Ids of a conversation ready for the assistant's answer; a plain string is one user turn."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return self.encode(self.render(messages, **kwargs))
+        return self.tokenizer.encode(self.render(messages, **kwargs), add_special_tokens=False).ids
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+        environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         return environment.from_string(self.template)
@@ -111,6 +119,10 @@ class ChatTokenizer:
 
 def _refuse(message: str) -> None:
     raise jinja2.TemplateError(message)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
 def _text(token: Any) -> str | None:
