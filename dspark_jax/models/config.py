@@ -76,6 +76,9 @@ class TargetConfig:
                 f"sliding-window attention ({text['sliding_window']}) is not supported for targets; "
                 "expected use_sliding_window false or full_attention layers."
             )
+        needed = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        if missing := [name for name in needed if text.get(name) is None]:
+            raise ValueError(f"the target's config.json lacks {missing}.")
         heads = text["num_attention_heads"]
         return cls(
             model_type=model_type,
@@ -107,9 +110,9 @@ def window_of(text: Mapping[str, Any]) -> bool:
 
 
 def tied_flag(config: Mapping[str, Any]) -> bool:
-    """`tie_word_embeddings`, which some configs keep only in `text_config`."""
+    """`tie_word_embeddings`, which some configs keep only in `text_config` (and leave at its default outside)."""
     nested = config.get("text_config") or {}
-    return bool(config.get("tie_word_embeddings", nested.get("tie_word_embeddings", False)))
+    return any(bool(place.get("tie_word_embeddings")) for place in (config, nested))
 
 
 def token_ids(value: Any) -> tuple[int, ...]:

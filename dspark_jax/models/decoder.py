@@ -1,6 +1,7 @@
 """The target: one decoder family for Llama and Qwen3."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,7 @@ class DecoderLayer(nnx.Module):
 class Decoder(nnx.Module):
     """Llama or Qwen3 with tapped hidden states.
 
-    Tap id `i` is the output of layer `i`, `-1` the embedding output (the last layer's output is refused, see `check_taps`).
+    Tap id `i` is the output of layer `i`, `-1` the embedding output; the last layer's is refused, see `check_taps`.
     """
 
     def __init__(self, config: TargetConfig, *, dtype: jnp.dtype = jnp.float32, rngs: nnx.Rngs):
@@ -73,7 +74,8 @@ class Decoder(nnx.Module):
           tap_ids: layers whose outputs to return, strictly increasing.
 
         Returns:
-          Hidden states after the final norm [b, t, d], taps joined on the last axis [b, t, len(tap_ids) * d], the cache.
+          Hidden states after the final norm [b, t, d], taps joined on the last axis [b, t, len(tap_ids) * d], and the
+          cache.
         """
         x = self.embed(tokens)
         cos, sin = rotation(self.config.rope, self.config.head_dim, positions)
@@ -102,7 +104,7 @@ def check_taps(tap_ids: Sequence[int], num_layers: int) -> tuple[int, ...]:
         reference implementations disagree whether that is before or after the final norm).
     """
     ids = tuple(int(i) for i in tap_ids)
-    if not ids or any(b <= a for a, b in zip(ids, ids[1:], strict=False)) or ids[0] < -1 or ids[-1] > num_layers - 2:
+    if not ids or any(b <= a for a, b in pairwise(ids)) or ids[0] < -1 or ids[-1] > num_layers - 2:
         raise ValueError(
             f"tap ids must be strictly increasing within -1..{num_layers - 2} for a target of {num_layers} layers "
             f"(-1 is the embedding output, the last layer {num_layers - 1} is refused), got {list(ids)}."

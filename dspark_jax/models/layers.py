@@ -12,7 +12,7 @@ def linear(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, implementa
 
     Args:
       implementation: `rows` is the plain product; `features` computes (w x^T)^T, which XLA:CPU runs up to 2x faster for
-        2..32 rows (it streams the weights once instead of once a row). None picks `features` there and `rows` elsewhere.
+        2..32 rows (it streams the weights once instead of once a row). None picks `features` there, else `rows`.
 
     Raises:
       ValueError: unknown implementation.

@@ -46,28 +46,29 @@ class RopeConfig:
         """Reads RoPE from wherever a Hugging Face config keeps it.
 
         `rope_theta` may stand at the top level, under `rope_parameters` or under `rope_scaling`; the type may be called
-        `rope_type` or `type`. Raises ValueError for an unknown type or when two places disagree on theta.
+        `rope_type` or `type`. Raises ValueError for an unknown type, or when two places disagree.
         """
-        nested = dict(config.get("rope_parameters") or {})
-        if nested and all(isinstance(value, Mapping) for value in nested.values()):
-            raise ValueError(f"rope_parameters per layer type ({sorted(nested)}) are not supported; expected one RoPE.")
-        scaling = {**dict(config.get("rope_scaling") or {}), **nested}
-        kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
-        scaling.pop("type", None)
-        thetas = {float(t) for t in (config.get("rope_theta"), scaling.pop("rope_theta", None)) if t is not None}
-        if len(thetas) > 1:
-            raise ValueError(
-                f"rope_theta is given as {sorted(thetas)} in two places of the config; expected one value."
-            )
-        partial = scaling.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
+        outer = {k: config.get(k) for k in ("rope_theta", "partial_rotary_factor")}
+        scaling: dict[str, Any] = {}
+        for place in (outer, _renamed(config.get("rope_scaling")), _renamed(config.get("rope_parameters"))):
+            for name, value in place.items():
+                if value is not None and scaling.setdefault(name, value) != value:
+                    raise ValueError(
+                        f"the config gives RoPE's {name} as {scaling[name]} and as {value}; expected one value."
+                    )
+        kind = scaling.pop("rope_type", "default")
+        theta = scaling.pop("rope_theta", 10000.0)
+        partial = scaling.pop("partial_rotary_factor", None)
         if partial not in (None, 1, 1.0):
             raise ValueError(
                 f"partial_rotary_factor {partial} is not supported; expected 1.0 (the whole head rotates)."
             )
         if kind == "yarn" and "original_max_position_embeddings" not in scaling:
             scaling["original_max_position_embeddings"] = config.get("max_position_embeddings")
-        values = tuple(sorted((k, float(v)) for k, v in scaling.items() if v is not None))
-        return cls(theta=thetas.pop() if thetas else 10000.0, kind=kind, scaling=values)
+        if odd := {k: v for k, v in scaling.items() if not isinstance(v, int | float)}:
+            raise ValueError(f"RoPE parameters {odd} are not supported; expected numbers.")
+        values = tuple(sorted((k, float(v)) for k, v in scaling.items()))
+        return cls(theta=float(theta), kind=kind, scaling=values)
 
     def to_hf(self) -> dict[str, Any]:
         """The `rope_parameters` entry of a Hugging Face config."""
@@ -85,6 +86,15 @@ class RopeConfig:
             scaled, attention = _yarn(inv, p, head_dim, self.theta)
             return scaled.astype(np.float32), attention
         return inv.astype(np.float32), 1.0
+
+
+def _renamed(place: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A `rope_scaling` or `rope_parameters` entry with its type under one name."""
+    place = dict(place or {})
+    if nested := sorted(k for k, v in place.items() if isinstance(v, Mapping)):
+        raise ValueError(f"RoPE parameters per layer type ({nested}) are not supported; expected one RoPE.")
+    kinds = [place.pop(name) for name in ("type", "rope_type") if name in place]
+    return {**place, "rope_type": kinds[-1]} if kinds else place
 
 
 def _llama3(inv: np.ndarray, p: Mapping[str, float]) -> np.ndarray:

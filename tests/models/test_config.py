@@ -1,0 +1,57 @@
+"""Target configs from Hugging Face files."""
+
+import pytest
+
+from dspark_jax.models.config import TargetConfig, token_ids, window_of
+
+HF = {
+    "model_type": "qwen3",
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "eos_token_id": [3, 1],
+}
+
+
+def test_config_is_read_with_its_defaults():
+    c = TargetConfig.from_hf(HF)
+    assert (c.num_tokens, c.stop_ids, c.qk_norm, c.group_size, c.tie_embeddings) == (40, (1, 3), True, 2, False)
+    bare = {k: v for k, v in HF.items() if k not in ("num_key_value_heads", "head_dim", "eos_token_id")}
+    c = TargetConfig.from_hf({**bare, "model_type": "llama"})
+    assert (c.num_kv_heads, c.head_dim, c.stop_ids, c.qk_norm) == (4, 4, (), False)
+
+
+def test_nested_text_config_is_read():
+    c = TargetConfig.from_hf({"model_type": "outer", "text_config": {**HF, "tie_word_embeddings": True}})
+    assert c.tie_embeddings and c.hidden_size == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model_type": "mamba"}, "model_type 'mamba'"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"vocab_size": None, "hidden_size": None}, r"lacks \['vocab_size', 'hidden_size'\]"),
+        ({"num_key_value_heads": 3}, "multiple of num_kv_heads 3"),
+        ({"head_dim": 7}, "must be even"),
+        ({"sliding_window": 64, "use_sliding_window": True}, r"sliding-window attention \(64\)"),
+        ({"sliding_window": 64, "layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
+    ],
+)
+def test_config_that_cannot_be_run_is_refused(change, says):
+    with pytest.raises(ValueError, match=says):
+        TargetConfig.from_hf({**HF, **change})
+
+
+def test_window_that_is_off_is_off():
+    assert not window_of({"sliding_window": None, "use_sliding_window": True})
+    assert not window_of({"sliding_window": 64, "use_sliding_window": False, "layer_types": ["sliding_attention"]})
+    assert not window_of({"sliding_window": 64, "layer_types": ["full_attention"]})
+
+
+def test_ids_come_as_one_many_or_none():
+    assert (token_ids(None), token_ids(7), token_ids([9, 7, 9])) == ((), (7,), (7, 9))
