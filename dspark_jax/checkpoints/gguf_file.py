@@ -1,12 +1,13 @@
 """GGUF targets: weights, tokenizer and chat template from one file."""
 
 import re
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from dspark_jax.models.config import TargetConfig, token_ids
 from dspark_jax.models.rope import RopeConfig
@@ -30,12 +31,13 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+ROPE_FREQS = "rope_freqs.weight"
 DIGITS = pre_tokenizers.Digits(individual_digits=True)
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-CONTROL, USER_DEFINED = 3, 4
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
 
 
 class GGUFSource:
@@ -49,19 +51,30 @@ class GGUFSource:
         self.path = Path(path)
         try:
             self.reader = gguf.GGUFReader(self.path)
-        except (ValueError, IndexError, OSError) as error:
+        except (ValueError, IndexError, KeyError, OverflowError) as error:
             raise ValueError(f"{self.path} is not a whole GGUF file ({error}); fetch it again.") from error
-        self.architecture = self.field("general.architecture")
+        self.architecture = self.need("general.architecture")
         if self.architecture not in ("llama", "qwen3"):
             raise ValueError(
                 f"{self.path}: architecture {self.architecture!r} is not supported; expected llama or qwen3."
             )
-        self._tensors = {_hf_name(t.name): t for t in self.reader.tensors if t.name != "rope_freqs.weight"}
+        self._tensors = {_hf_name(t.name, self.path): t for t in self.reader.tensors if t.name != ROPE_FREQS}
 
     def field(self, key: str, default: Any = None) -> Any:
         """A metadata value, or `default`."""
         found = self.reader.fields.get(key)
         return default if found is None else found.contents()
+
+    def need(self, key: str) -> Any:
+        """A metadata value that must be there.
+
+        Raises:
+          ValueError: it is not.
+        """
+        value = self.field(key)
+        if value is None:
+            raise ValueError(f"{self.path} lacks the metadata {key!r}; expected a file from llama.cpp's converter.")
+        return value
 
     def names(self) -> set[str]:
         return set(self._tensors)
@@ -74,21 +87,40 @@ class GGUFSource:
 
     def read(self, name: str) -> np.ndarray:
         tensor = self._tensors[name]
-        array = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(self.shape(name))
-        if self.architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
-            heads = self.field("llama.attention.head_count" + ("_kv" if "k_proj" in name else ""))
-            return _uninterleave(array, heads)
+        try:
+            array = gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(self.shape(name))
+        except NotImplementedError as error:
+            raise ValueError(f"{name!r} in {self.path}: {error}; use another quantisation of this model.") from error
+        if self.architecture == "llama" and "q_proj" in name:
+            return _uninterleave(array, self._heads[0])
+        if self.architecture == "llama" and "k_proj" in name:
+            return _uninterleave(array, self._heads[1])
         return array
+
+    @property
+    def _heads(self) -> tuple[int, int]:
+        heads = self.need(f"{self.architecture}.attention.head_count")
+        return heads, self.field(f"{self.architecture}.attention.head_count_kv", heads)
+
+    @cached_property
+    def _tokens(self) -> list[str]:
+        """The vocabulary without the unused rows that pad the table at its end."""
+        tokens, types = self.need("tokenizer.ggml.tokens"), self.need("tokenizer.ggml.token_type")
+        used = [i for i, kind in enumerate(types) if kind != UNUSED]
+        return tokens[: used[-1] + 1]
 
     def config(self) -> TargetConfig:
         """The target's config from the metadata."""
         a = self.architecture
-        heads = self.field(f"{a}.attention.head_count")
-        hidden = self.field(f"{a}.embedding_length")
+        heads, kv_heads = self._heads
+        hidden = self.need(f"{a}.embedding_length")
+        head_dim = self.field(f"{a}.attention.key_length", hidden // heads)
         theta = self.field(f"{a}.rope.freq_base", 10000.0)
         kind = self.field(f"{a}.rope.scaling.type", "none")
-        if "rope_freqs.weight" in {t.name for t in self.reader.tensors} or kind not in ("none", "linear", "yarn"):
+        if ROPE_FREQS in {t.name for t in self.reader.tensors} or kind not in ("none", "linear", "yarn"):
             raise ValueError(f"{self.path}: RoPE scaling {kind!r} with rope_freqs is not supported; use safetensors.")
+        if (rotated := self.field(f"{a}.rope.dimension_count", head_dim)) != head_dim:
+            raise ValueError(f"{self.path} rotates {rotated} of {head_dim} dimensions a head; expected all of them.")
         scaling = {
             "factor": self.field(f"{a}.rope.scaling.factor"),
             "original_max_position_embeddings": self.field(f"{a}.rope.scaling.original_context_length"),
@@ -96,13 +128,13 @@ class GGUFSource:
         pairs = tuple((k, float(v)) for k, v in scaling.items() if v is not None) if kind != "none" else ()
         return TargetConfig(
             model_type=a,
-            vocab_size=self.shape("model.embed_tokens.weight")[0],
+            vocab_size=len(self.need("tokenizer.ggml.tokens")),
             hidden_size=hidden,
-            intermediate_size=self.field(f"{a}.feed_forward_length"),
-            num_layers=self.field(f"{a}.block_count"),
+            intermediate_size=self.need(f"{a}.feed_forward_length"),
+            num_layers=self.need(f"{a}.block_count"),
             num_heads=heads,
-            num_kv_heads=self.field(f"{a}.attention.head_count_kv", heads),
-            head_dim=self.field(f"{a}.attention.key_length", hidden // heads),
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
             rms_norm_eps=float(np.float32(self.field(f"{a}.attention.layer_norm_rms_epsilon", 1e-6))),
             rope=RopeConfig(theta=float(theta), kind="default" if kind == "none" else kind, scaling=pairs),
             tie_embeddings="lm_head.weight" not in self._tensors,
@@ -111,8 +143,8 @@ class GGUFSource:
             output_bias="model.layers.0.self_attn.o_proj.bias" in self._tensors,
             mlp_bias="model.layers.0.mlp.down_proj.bias" in self._tensors,
             max_positions=self.field(f"{a}.context_length", 8192),
-            num_tokens=len(self.field("tokenizer.ggml.tokens", ())),
-            stop_ids=token_ids(self.field("tokenizer.ggml.eos_token_id")),
+            num_tokens=len(self._tokens),
+            stop_ids=tuple(sorted({i for key in ("eos", "eot") for i in token_ids(self._special(key))})),
         )
 
     def tokenizer(self) -> ChatTokenizer:
@@ -121,42 +153,47 @@ class GGUFSource:
         Raises:
           ValueError: another kind of tokenizer.
         """
-        kind, pre = self.field("tokenizer.ggml.model"), self.field("tokenizer.ggml.pre")
+        kind, pre = self.need("tokenizer.ggml.model"), self.field("tokenizer.ggml.pre")
         splits = {"smollm": [DIGITS, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]}
         splits["qwen2"] = [pre_tokenizers.Split(Regex(QWEN2), "isolated"), BYTES]
         if kind != "gpt2" or pre not in splits:
             raise ValueError(
-                f"{self.path}: tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported; expected a byte-level BPE "
-                f"(gpt2) of {sorted(splits)}. Use the Hugging Face directory of this model instead."
+                f"{self.path}: tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported; expected a byte-level "
+                f"BPE (gpt2) of {sorted(splits)}. Use the Hugging Face directory of this model instead."
             )
-        tokens, types = self.field("tokenizer.ggml.tokens"), self.field("tokenizer.ggml.token_type")
-        merges = [tuple(merge.split(" ", 1)) for merge in self.field("tokenizer.ggml.merges")]
+        tokens, types = self._tokens, self.need("tokenizer.ggml.token_type")
+        merges = [tuple(merge.split(" ", 1)) for merge in self.need("tokenizer.ggml.merges")]
         tokenizer = Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, merges, fuse_unk=False))
+        if pre == "qwen2":
+            tokenizer.normalizer = normalizers.NFC()
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits[pre])
         tokenizer.decoder = decoders.ByteLevel()
         added = [
             AddedToken(t, normalized=False, special=k == CONTROL)
-            for t, k in zip(tokens, types, strict=True)
+            for t, k in zip(tokens, types, strict=False)
             if k in (CONTROL, USER_DEFINED)
         ]
         tokenizer.add_tokens(added)
         tokenizer.add_special_tokens([t for t in added if t.special])
-        bos = self.field("tokenizer.ggml.bos_token_id")
+        bos, eos = self._special("bos"), self._special("eos")
         return ChatTokenizer(
             tokenizer,
             template=self.field("tokenizer.chat_template"),
-            bos_token=tokens[bos] if bos is not None else None,
-            eos_token=tokens[self.field("tokenizer.ggml.eos_token_id")],
+            bos_token=None if bos is None else tokens[bos],
+            eos_token=None if eos is None else tokens[eos],
             add_bos=bool(self.field("tokenizer.ggml.add_bos_token", False)),
         )
 
+    def _special(self, role: str) -> int | None:
+        return self.field(f"tokenizer.ggml.{role}_token_id")
 
-def _hf_name(name: str) -> str:
+
+def _hf_name(name: str, path: Path) -> str:
     if name in NAMES:
         return NAMES[name]
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
     if not match or match[2] not in LAYER_NAMES:
-        raise ValueError(f"GGUF tensor {name!r} is not part of a Llama or Qwen3 decoder.")
+        raise ValueError(f"tensor {name!r} in {path} is not part of a Llama or Qwen3 decoder.")
     return f"model.layers.{match[1]}.{LAYER_NAMES[match[2]]}.{match[3]}"
 
 

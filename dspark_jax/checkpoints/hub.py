@@ -25,11 +25,10 @@ def resolve(name: str | Path) -> Path:
             f"{text} does not exist; expected a file, a directory or a hub id such as Qwen/Qwen3-4B."
         )
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
         return Path(snapshot_download(text, allow_patterns=list(FILES)))
-    except (HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
+    except Exception as error:  # HTTP libraries differ between versions of the hub, and so do their errors.
         raise FileNotFoundError(
             f"{text} is no local path, and the hub did not give it ({type(error).__name__}: {error}). "
             "Check the id and the connection, or pass a directory."

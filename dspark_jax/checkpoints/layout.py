@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import jax
@@ -75,18 +76,19 @@ def target_layout(c: TargetConfig) -> Layout:
     return layout
 
 
-def check(layout: Layout, source: TensorSource, extra: frozenset[str] = frozenset()) -> None:
+def check(layout: Layout, source: TensorSource, extra: Mapping[str, tuple[int, ...]] | None = None) -> None:
     """Checks that every tensor is used exactly once and has the expected shape.
 
     Args:
-      extra: tensors that the caller reads itself.
+      extra: shapes of the tensors that the caller reads itself.
 
     Raises:
       ValueError: names each missing, unexpected or misshapen tensor with its file and both shapes.
     """
-    have = {name for name in source.names() if not name.endswith(IGNORED)} - extra
-    wanted = {piece.name: piece.shape for pieces in layout.values() for piece in pieces}
-    place = source.file(next(iter(sorted(source.names())))) if source.names() else "the checkpoint"
+    have = {name for name in source.names() if not name.endswith(IGNORED)}
+    wanted = {piece.name: piece.shape for pieces in layout.values() for piece in pieces} | dict(extra or {})
+    files = sorted({source.file(name) for name in source.names()})
+    place = (files[0] if len(files) == 1 else Path(files[0]).parent) if files else "the checkpoint"
     problems = [f"missing {name!r} (expected shape {wanted[name]}) in {place}" for name in sorted(wanted.keys() - have)]
     problems += [
         f"unexpected {name!r} of shape {source.shape(name)} in {source.file(name)}"
@@ -107,24 +109,47 @@ def check(layout: Layout, source: TensorSource, extra: frozenset[str] = frozense
         )
 
 
-def fill(build: Callable[[], M], layout: Layout, source: TensorSource, dtype, place: Place | None) -> M:
+def fill(
+    build: Callable[[], M],
+    layout: Layout,
+    source: TensorSource,
+    dtype,
+    place: Place | None,
+    others: Mapping[str, np.ndarray] | None = None,
+) -> M:
     """Builds a module and fills every parameter from `source`, which must have passed `check`.
 
     Args:
       build: makes the module; only its shapes are used.
       dtype: parameter dtype.
       place: puts each array on devices; None means the default device.
+      others: arrays of the variables that are no parameters.
+
+    Raises:
+      ValueError: a tensor does not hold floats.
     """
     graph, state = nnx.split(nnx.eval_shape(build))
     flat = dict(nnx.to_flat_state(state))
     paths = {".".join(map(str, path)): path for path in flat}
-    assert paths.keys() == layout.keys(), paths.keys() ^ layout.keys()
-    for name, pieces in layout.items():
-        parts = [np.asarray(source.read(piece.name)) for piece in pieces]
-        array = (parts[0] if len(parts) == 1 else np.concatenate(parts)).astype(jnp.dtype(dtype))
+    others = others or {}
+    assert paths.keys() == {*layout, *others}, paths.keys() ^ {*layout, *others}
+
+    def put(name: str, array: np.ndarray) -> None:
         variable = flat[paths[name]]
         assert array.shape == variable.shape, (name, array.shape, variable.shape)
         flat[paths[name]] = variable.replace(place(name, array) if place else jnp.asarray(array))
+
+    for name, array in others.items():
+        put(name, array)
+    for name, pieces in layout.items():
+        parts = [np.asarray(source.read(piece.name)) for piece in pieces]
+        for piece, part in zip(pieces, parts, strict=True):
+            if not jnp.issubdtype(part.dtype, jnp.floating):
+                raise ValueError(
+                    f"{piece.name!r} in {source.file(piece.name)} is {part.dtype}, expected floats; quantised "
+                    "safetensors are not supported."
+                )
+        put(name, (parts[0] if len(parts) == 1 else np.concatenate(parts)).astype(jnp.dtype(dtype)))
     return nnx.merge(graph, nnx.from_flat_state(flat))
 
 

@@ -1,7 +1,6 @@
 """Targets from anywhere: a GGUF file, a Hugging Face directory, a hub id, or the embedded default."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from flax import nnx
 from dspark_jax.checkpoints.default import DEFAULT_TARGET, default_gguf
 from dspark_jax.checkpoints.gguf_file import GGUFSource
 from dspark_jax.checkpoints.hub import resolve
+from dspark_jax.checkpoints.json_file import read_json
 from dspark_jax.checkpoints.layout import Place, check, fill, target_layout
 from dspark_jax.checkpoints.tensors import SafetensorsSource, TensorSource
 from dspark_jax.models.config import TargetConfig, tied_flag, token_ids
@@ -78,7 +78,7 @@ def read_directory(path: Path) -> tuple[TargetConfig, TensorSource, ChatTokenize
     """
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} has no config.json; expected a Hugging Face model directory.")
-    raw = json.loads((path / "config.json").read_text())
+    raw = read_json(path / "config.json")
     source = SafetensorsSource(path)
     has_head = "lm_head.weight" in source.names()
     if not has_head and not tied_flag(raw):
@@ -89,7 +89,7 @@ def read_directory(path: Path) -> tuple[TargetConfig, TensorSource, ChatTokenize
     config = TargetConfig.from_hf(raw, tied=not has_head)
     tokenizer = ChatTokenizer.from_directory(path) if (path / "tokenizer.json").is_file() else None
     generation = path / "generation_config.json"
-    more = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else None
+    more = read_json(generation).get("eos_token_id") if generation.is_file() else None
     stops = {*config.stop_ids, *token_ids(more), *(tokenizer.eos_ids if tokenizer else ())}
     tokens = min(tokenizer.num_tokens, config.vocab_size) if tokenizer else config.vocab_size
     return dataclasses.replace(config, stop_ids=tuple(sorted(stops)), num_tokens=tokens), source, tokenizer

@@ -1,12 +1,13 @@
 """Named tensors on disk, read one at a time."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
+
+from dspark_jax.checkpoints.json_file import read_json
 
 
 class TensorSource(Protocol):
@@ -33,7 +34,9 @@ class SafetensorsSource:
         self.directory = Path(directory)
         self._handles, self._where = {}, {}
         index_path = self.directory / "model.safetensors.index.json"
-        index = json.loads(index_path.read_text())["weight_map"] if index_path.is_file() else None
+        index = read_json(index_path).get("weight_map") if index_path.is_file() else None
+        if index_path.is_file() and not isinstance(index, dict):
+            raise ValueError(f"{index_path} has no weight_map, expected tensor names with their shards.")
         for path in self._files(index):
             try:
                 handle = safe_open(path, framework="np")
@@ -72,6 +75,10 @@ class SafetensorsSource:
 
     def read(self, name: str) -> np.ndarray:
         return self._handles[self._where[name]].get_tensor(name)
+
+    def first_rows(self, name: str, count: int) -> np.ndarray:
+        """The first rows of a tensor, without reading the rest."""
+        return self._slice(name)[: min(count, self.shape(name)[0])]
 
     def file(self, name: str) -> str:
         return str(self.directory / self._where[name])

@@ -1,7 +1,6 @@
 """`dspark inspect`: what a checkpoint is, without loading it onto a device."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,13 @@ from rich.console import Console
 from rich.table import Table
 
 from dspark_jax.checkpoints.default import DEFAULT_TARGET, default_gguf
-from dspark_jax.checkpoints.drafter import DRAFT_IDS, FROZEN, IS_DRAFTED, drafter_layout, read_drafter_config
+from dspark_jax.checkpoints.drafter import FROZEN, check_drafter, read_drafter_config
 from dspark_jax.checkpoints.hub import resolve
+from dspark_jax.checkpoints.json_file import read_json
 from dspark_jax.checkpoints.layout import check, target_layout
 from dspark_jax.checkpoints.target import read_directory, read_gguf
 from dspark_jax.checkpoints.tensors import SafetensorsSource, TensorSource
 from dspark_jax.drafters.config import ARCHITECTURE, DrafterConfig
-from dspark_jax.models.decoder import check_taps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Inspect:
 def is_drafter(path: Path) -> bool:
     """Whether a directory's config names the drafter architecture."""
     config = path / "config.json"
-    return config.is_file() and ARCHITECTURE in (json.loads(config.read_text()).get("architectures") or [])
+    return config.is_file() and ARCHITECTURE in (read_json(config).get("architectures") or [])
 
 
 def inspect_target(path: Path) -> dict[str, Any]:
@@ -68,10 +67,8 @@ def inspect_target(path: Path) -> dict[str, Any]:
 def inspect_drafter(path: Path) -> dict[str, Any]:
     """Facts of a drafter, once every tensor was found to fit."""
     c = read_drafter_config(path)
-    check_taps(c.tap_ids, c.num_target_layers)
     source = SafetensorsSource(path)
-    extra = {*FROZEN, DRAFT_IDS, IS_DRAFTED} & source.names()
-    check(drafter_layout(c), source, frozenset(extra))
+    extra = check_drafter(c, source)
     tables = "repeated in the file" if FROZEN[0] in extra else "taken from the target"
     return {
         "kind": "drafter, " + ("DSpark" if c.markov_rank else "DFlash"),

@@ -89,6 +89,7 @@ class DrafterConfig:
         if architecture != ARCHITECTURE:
             raise ValueError(f"drafter architecture {architecture!r} is not supported; expected {ARCHITECTURE!r}.")
         needed = ("block_size", "target_layer_ids", "num_target_layers", "mask_token_id", "num_hidden_layers")
+        needed += ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
         if missing := [name for name in needed if config.get(name) is None]:
             raise ValueError(f"the drafter's config.json lacks {missing}.")
         if window_of(config):

@@ -24,13 +24,13 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         # Wavelengths 6.28, 199, 6283 and 198692: two kept, one between 8192/4 and 8192/1, one divided by 8. Between,
         # s = (8192/6283.185 - 1) / (4 - 1) = 0.1012659, and (1 - s) * 0.001/8 + s * 0.001 = 0.00021360754.
         (1e6, LLAMA3, [1, 0.031622777, 0.00021360754, 3.9528471e-06], 1),
-        # 32 turns end at dimension 8 ln(4096/(64 pi)) / (2 ln 1e4) = 1.309, one turn at 2.814: the ramp runs from 1 to 3.
+        # 32 turns end at dimension 8 ln(4096/(64 pi)) / (2 ln 1e4) = 1.309, one turn at 2.814: the ramp is 1..3.
         (1e4, YARN, [1, 0.1, 0.01 * (0.5 / 4 + 0.5), 0.001 / 4], 1.1386294),
         # Without rounding, the ramp at dimension 2 is (2 - 1.3090301) / (2.8141801 - 1.3090301) = 0.4590705.
         (1e4, {**YARN, "truncate": False}, [1, 0.1, 0.01 * (0.4590705 / 4 + 0.5409295), 0.001 / 4], 1.1386294),
         (1e4, {**YARN, "attention_factor": 0.5}, [1, 0.1, 0.00625, 0.00025], 0.5),
         (1e4, {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}, [1, 0.1, 0.00625, 0.00025], 1.1386294 / 1.0693147),
-        # One turn in the whole window ends at dimension 0, a billionth of one far beyond the cap of 7: the ramp is i / 7.
+        # 652 turns end at dimension 0, a billionth of a turn far beyond the cap of 7: the ramp is i / 7.
         (
             1e4,
             {**YARN, "beta_fast": 4096 / (2 * np.pi), "beta_slow": 1e-9},
