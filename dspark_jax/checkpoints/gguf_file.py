@@ -135,7 +135,8 @@ class GGUFSource:
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            rms_norm_eps=float(np.float32(self.field(f"{a}.attention.layer_norm_rms_epsilon", 1e-6))),
+            # The shortest decimal of a float32: 1e-05, as config.json has it.
+            rms_norm_eps=float(str(np.float32(self.field(f"{a}.attention.layer_norm_rms_epsilon", 1e-6)))),
             rope=RopeConfig(theta=float(theta), kind="default" if kind == "none" else kind, scaling=pairs),
             tie_embeddings="lm_head.weight" not in self._tensors,
             qk_norm=a == "qwen3",
