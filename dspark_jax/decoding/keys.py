@@ -15,18 +15,20 @@ class Purpose(enum.IntEnum):
     BONUS = 3
 
 
-def slot_keys(keys: jax.Array, position: jax.Array, purpose: Purpose, slots: int) -> jax.Array:
-    """Keys [b, slots] of one round.
+def slot_key(keys: jax.Array, position: jax.Array, purpose: jax.Array | Purpose, slot: jax.Array | int) -> jax.Array:
+    """Keys [b] of one draw a row.
 
     The position is the anchor's, not the drawn token's: a token position can be drafted again after a rejection, but an
     anchor never stands twice at one position.
 
     Args:
-      keys: [b] request keys; position: [b] of the anchor.
+      keys: [b] request keys; position: [b] of the anchor; purpose, slot: one for all or [b].
     """
+    fold = jax.vmap(jax.random.fold_in)
+    purpose, slot = (jnp.broadcast_to(x, keys.shape) for x in (purpose, slot))
+    return fold(fold(fold(keys, position), purpose), slot)
 
-    def row(key, position):
-        key = jax.random.fold_in(jax.random.fold_in(key, position), purpose)
-        return jax.vmap(lambda slot: jax.random.fold_in(key, slot))(jnp.arange(slots))
 
-    return jax.vmap(row)(keys, position)
+def slot_keys(keys: jax.Array, position: jax.Array, purpose: Purpose, slots: int) -> jax.Array:
+    """Keys [b, slots]: `slot_key` of every slot of one round."""
+    return jax.vmap(lambda slot: slot_key(keys, position, purpose, slot), out_axes=1)(jnp.arange(slots))

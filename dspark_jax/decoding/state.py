@@ -25,8 +25,8 @@ class Record:
     """Per-round statistics, [b, rounds] and [b, rounds, g]; valid up to `State.rounds`.
 
     Attributes:
-      accepted: drafts accepted.
-      scheduled: drafts verified; positions beyond are censored, not rejected.
+      accepted: drafts accepted and emitted.
+      scheduled: drafts verified, up to a stop id; positions beyond are censored, not rejected.
       confidences: confidence logits of the block.
     """
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dspark_jax.decoding.keys import Purpose, slot_keys
+from dspark_jax.decoding.keys import Purpose, slot_key, slot_keys
 from dspark_jax.decoding.sampling import draw
 from dspark_jax.decoding.state import State
 from dspark_jax.decoding.verify import verify
@@ -56,7 +56,7 @@ def prefill(models: Models, state: State, chunk: int) -> State:
 
     chunks = (jnp.max(n) + chunk - 1) // chunk
     _, hidden, state = jax.lax.while_loop(lambda c: c[0] < chunks, body, (0, hidden, state))
-    keys = slot_keys(state.keys, n - 1, Purpose.BONUS, 1)[:, 0]
+    keys = slot_key(state.keys, n - 1, Purpose.BONUS, 0)
     token, _ = draw(models.target.logits(hidden), state.sampling, keys)
     return state.commit(token[:, None], jnp.ones_like(n))
 
@@ -66,7 +66,7 @@ def plain_round(models: Models, state: State) -> State:
     position = state.length - 1
     anchor = jnp.take_along_axis(state.tokens, position[:, None], axis=1)
     hidden, state = models.run(state, anchor, position[:, None])
-    keys = slot_keys(state.keys, position, Purpose.BONUS, 1)[:, 0]
+    keys = slot_key(state.keys, position, Purpose.BONUS, 0)
     token, _ = draw(models.target.logits(hidden[:, 0]), state.sampling, keys)
     rounds = state.rounds + state.running
     return state.commit(token[:, None], jnp.ones_like(position)).replace(rounds=rounds)
@@ -82,8 +82,9 @@ def speculative_round(models: Models, state: State, policy: Policy, block_size: 
     )
     state = state.replace(draft_cache=draft_cache)
     room = jnp.maximum(state.limit - state.length - 1, 0)
-    lengths = jnp.where(state.running, jnp.minimum(policy.lengths(proposal.confidence_logits), room), 0)
     widths = policy.widths(block_size)
+    room = jnp.minimum(room, widths[-1] - 1)
+    lengths = jnp.where(state.running, jnp.minimum(policy.lengths(proposal.confidence_logits), room), 0)
 
     def at_width(width: int):
         def run(state: State, proposal: Proposal) -> tuple[State, jax.Array, jax.Array]:
@@ -99,10 +100,16 @@ def speculative_round(models: Models, state: State, policy: Policy, block_size: 
     state, accepted, token = jax.lax.switch(branch, [at_width(w) for w in widths], state, proposal)
     slots = jnp.arange(block_size + 1)
     block = jnp.where(slots < accepted[:, None], jnp.pad(proposal.tokens, ((0, 0), (0, 1))), token[:, None])
-    return _note(state, accepted, lengths, proposal.confidence_logits).commit(block, accepted + 1)
+    committed = state.commit(block, accepted + 1)
+    # Drafts behind a stop id were never emitted: neither accepted nor rejected.
+    emitted = committed.length - state.length
+    cut = emitted <= accepted
+    accepted, lengths = jnp.where(cut, emitted, accepted), jnp.where(cut, emitted, lengths)
+    return committed.replace(**_note(state, accepted, lengths, proposal.confidence_logits))
 
 
-def _note(state: State, accepted: jax.Array, lengths: jax.Array, confidences: jax.Array) -> State:
+def _note(state: State, accepted: jax.Array, lengths: jax.Array, confidences: jax.Array) -> dict[str, Any]:
+    """The fields of a state whose running rows went through one more round."""
     rows = jnp.arange(accepted.shape[0])
     where = jnp.where(state.running, state.rounds, state.record.accepted.shape[1])
     record = dataclasses.replace(
@@ -111,4 +118,4 @@ def _note(state: State, accepted: jax.Array, lengths: jax.Array, confidences: ja
         scheduled=state.record.scheduled.at[rows, where].set(lengths.astype(jnp.int8), mode="drop"),
         confidences=state.record.confidences.at[rows, where].set(confidences, mode="drop"),
     )
-    return state.replace(record=record, rounds=state.rounds + state.running)
+    return {"record": record, "rounds": state.rounds + state.running}

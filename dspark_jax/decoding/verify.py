@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from dspark_jax.decoding.keys import Purpose, slot_keys
+from dspark_jax.decoding.keys import Purpose, slot_key, slot_keys
 from dspark_jax.decoding.sampling import Sampling, choose, distribution
 from dspark_jax.drafters.protocol import Proposal
 
@@ -38,20 +38,31 @@ def verify(
         p = distribution(logits, sampling)
         q = spread(proposal.probs[:, : width - 1], proposal.draft_ids, logits.shape[-1])
         uniform = jax.vmap(jax.vmap(jax.random.uniform))(slot_keys(keys, position, Purpose.ACCEPT, max(width - 1, 1)))
-        p_token, q_token = _pick(p[:, :-1], drafts), _pick(q, drafts)
-        accepted = _prefix(uniform[:, : width - 1] * q_token < p_token, lengths)
-        rejected = accepted < lengths
-        p_next = _at(p, accepted)
-        q_next = _at(jnp.pad(q, ((0, 0), (0, 1), (0, 0))), accepted)
-        residual = jnp.maximum(p_next - q_next, 0)
-        # Rounding can leave a residual without mass although a token was rejected; p is then the right law to 1e-7.
-        use = rejected & (jnp.sum(residual, axis=-1) > 0)
-        final_keys = [
-            _at(slot_keys(keys, position, kind, width), accepted) for kind in (Purpose.RESIDUAL, Purpose.BONUS)
-        ]
-        return accepted, choose(jnp.where(use[:, None], residual, p_next), jnp.where(rejected, *final_keys))
+        accepted = _prefix(uniform[:, : width - 1] < accept_probability(p, q, drafts), lengths)
+        purpose = jnp.where(accepted < lengths, Purpose.RESIDUAL, Purpose.BONUS)
+        key = slot_key(keys, position, purpose, accepted)
+        return accepted, choose(next_distribution(p, q, accepted, lengths), key)
 
     return jax.lax.cond(jnp.all(sampling.greedy), greedy, sampled)
+
+
+def accept_probability(p: jax.Array, q: jax.Array, drafts: jax.Array) -> jax.Array:
+    """Probability [b, w - 1] that a draft survives its own test, min(1, p(x) / q(x)); equal p and q give exactly 1.
+
+    Args:
+      p: [b, w, v] target distributions; q: [b, w - 1, v] what the drafts [b, w - 1] were drawn from.
+    """
+    p, q = _pick(p[:, :-1], drafts), _pick(q, drafts)
+    return jnp.minimum(p / jnp.maximum(q, jnp.finfo(q.dtype).tiny), 1)
+
+
+def next_distribution(p: jax.Array, q: jax.Array, accepted: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Unnormalised law [b, v] of the token after `accepted` [b] drafts: the residual after a rejection, else p."""
+    p = _at(p, accepted)
+    residual = jnp.maximum(p - _at(jnp.pad(q, ((0, 0), (0, 1), (0, 0))), accepted), 0)
+    # Rounding can leave a residual without mass although a token was rejected; p is then the right law to 1e-7.
+    use = (accepted < lengths) & (jnp.sum(residual, axis=-1) > 0)
+    return jnp.where(use[:, None], residual, p)
 
 
 def spread(q: jax.Array, draft_ids: jax.Array | None, vocab_size: int) -> jax.Array:
