@@ -75,7 +75,7 @@ def acceptance(generations: Sequence[Generation], block_size: int, resamples: in
     picks = np.random.default_rng(0).integers(len(sums), size=(resamples, len(sums)))
     rounds = counts[picks].sum(1)
     taus = sums[picks].sum(1)[rounds > 0] / rounds[rounds > 0]
-    accepted = np.concatenate([g.accept_lengths - 1 for g in generations])
+    accepted = np.concatenate([g.accepted for g in generations])
     scheduled = np.concatenate([g.scheduled for g in generations])
     k = np.arange(block_size)
     tried = (scheduled[:, None] > k) & (accepted[:, None] >= k)

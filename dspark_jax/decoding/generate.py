@@ -1,8 +1,10 @@
-"""Generation: whole loops as one program, the same steps one by one for streaming, and batches that rows join and leave."""
+"""Generation: whole loops as one program, the same steps one by one for streaming, batches that rows join and leave."""
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -13,7 +15,7 @@ from flax import nnx
 from dspark_jax.decoding.sampling import Sampling
 from dspark_jax.decoding.state import Finish, Record, State
 from dspark_jax.decoding.step import Models, plain_round, prefill, speculative_round
-from dspark_jax.models.decoder import Decoder
+from dspark_jax.models.decoder import Decoder, check_taps
 from dspark_jax.scheduling.policies import Fixed, Policy
 
 CHUNK = 64
@@ -21,6 +23,14 @@ CHUNK = 64
 
 STOP_SLOTS = 8
 """Stop ids a row without recompiling; more are possible and compile once more."""
+
+USELESS = 1.05
+"""A mean accepted length below this says that nearly every draft was rejected."""
+
+USELESS_ROUNDS = 64
+"""Rounds before a low mean says anything."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +41,8 @@ class Request:
       prompt: token ids.
       max_tokens: new tokens at most.
       stop_ids: ids that end the answer, besides the target's own.
-      ignore_eos: run to the cap whatever comes.
-      seed: of this request's draws; None draws a fresh one from the system.
+      ignore_eos: the target's own stop ids do not end the answer; those in `stop_ids` still do.
+      seed: of this request's draws, 64 bits; None draws a fresh one from the system.
     """
 
     prompt: Sequence[int]
@@ -53,15 +63,17 @@ class Generation:
     Attributes:
       tokens: new token ids, the stop id included if one ended it.
       finish_reason: `stop` or `length`.
-      accept_lengths: [rounds] accepted drafts + 1 of every round; ones in plain decoding. The first token comes from the
-        prompt's own pass and belongs to no round.
-      scheduled: [rounds] drafts verified.
+      accept_lengths: [rounds] tokens of every round: accepted drafts + 1, unless a draft ended the answer; ones in
+        plain decoding. The first token comes from the prompt's own pass and belongs to no round.
+      accepted: [rounds] drafts accepted, none behind a stop id.
+      scheduled: [rounds] drafts verified, none behind a stop id.
       confidence_logits: [rounds, g] of every drafted block (empty without a drafter).
     """
 
     tokens: list[int]
     finish_reason: str
     accept_lengths: np.ndarray
+    accepted: np.ndarray
     scheduled: np.ndarray
     confidence_logits: np.ndarray
 
@@ -181,10 +193,12 @@ class Generator:
         tokens, length, finish, rounds, record = jax.device_get(
             (state.tokens, state.length, state.finish, state.rounds, state.record)
         )
-        return [
+        generations = [
             self._generation(tokens[i], len(r.prompt), length[i], finish[i], rounds[i], _row(record, i))
             for i, r in enumerate(requests)
         ]
+        warn_if_useless(generations)
+        return generations
 
     def stream(self, request: Request) -> Iterator[list[int]]:
         """Yields the new tokens of every round, as soon as the round is over. Same tokens as `generate`."""
@@ -196,12 +210,12 @@ class Generator:
             yield tokens[seen:]
             seen = len(tokens)
             if not batch.running[0]:
-                return
+                return warn_if_useless([batch.result(0)])
             batch.step()
 
     def _slots(self, requests: Sequence[Request]) -> int:
         """Cache positions for these requests: doubling sizes, so that few programs are ever compiled."""
-        need = max(min(len(r.prompt) + r.max_tokens, self.max_length) for r in requests) if requests else 1
+        need = max(min(np.size(r.prompt) + r.max_tokens, self.max_length) for r in requests) if requests else 1
         slots = CHUNK * 4
         while slots < need:
             slots *= 2
@@ -222,8 +236,9 @@ class Generator:
         stop_ids = np.full((n, max(STOP_SLOTS, *map(len, stops))), -1, np.int32)
         for i, ids in enumerate(stops):
             stop_ids[i, : len(ids)] = ids
-        seeds = np.random.SeedSequence().generate_state(n) if any(r.seed is None for r in requests) else np.zeros(n)
-        seeds = [int(s) if r.seed is None else r.seed for r, s in zip(requests, seeds, strict=True)]
+        fresh = np.random.SeedSequence().generate_state(n, np.uint64) if any(r.seed is None for r in requests) else []
+        seeds = [int(fresh[i] if r.seed is None else r.seed) for i, r in enumerate(requests)]
+        words = np.array([(seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF) for seed in seeds], np.uint32)
         names = ("temperature", "top_k", "top_p", "min_p")
         g = self._plan.block_size
         rounds = slots if g else 0
@@ -233,7 +248,7 @@ class Generator:
             length=jnp.asarray(lengths.copy()),
             limit=jnp.asarray(limit),
             finish=jnp.zeros((n,), jnp.int8),
-            keys=jax.vmap(jax.random.key)(jnp.asarray(np.array(seeds, np.uint64) & 0x7FFFFFFF, jnp.uint32)),
+            keys=jax.vmap(lambda word: jax.random.fold_in(jax.random.key(word[0]), word[1]))(jnp.asarray(words)),
             sampling=Sampling.create(n, *([getattr(r, name) for r in requests] for name in names)),
             stop_ids=jnp.asarray(stop_ids),
             cache=self._create_cache(n, slots),
@@ -248,7 +263,9 @@ class Generator:
 
     def _checked(self, request: Request, slots: int) -> Request:
         prompt = np.asarray(request.prompt)
-        if prompt.ndim != 1 or not len(prompt):
+        if prompt.ndim != 1:
+            raise ValueError(f"a prompt must be one list of token ids, got {request.prompt!r:.60}.")
+        if not len(prompt):
             raise ValueError("the prompt is empty; expected at least one token id.")
         if not np.issubdtype(prompt.dtype, np.integer):
             raise ValueError(f"the prompt must be token ids, got dtype {prompt.dtype}; encode text with the tokenizer.")
@@ -256,8 +273,11 @@ class Generator:
             raise ValueError(
                 f"prompt ids must be within 0..{self.target_config.vocab_size - 1}, got {prompt.min()}..{prompt.max()}."
             )
-        if request.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {request.max_tokens}.")
+        if not isinstance(request.max_tokens, Integral) or request.max_tokens < 1:
+            raise ValueError(f"max_tokens must be a whole number of at least 1, got {request.max_tokens}.")
+        seed = request.seed
+        if seed is not None and not (isinstance(seed, Integral) and -(2**63) <= seed < 2**64):
+            raise ValueError(f"seed must be an integer of 64 bits or None, got {seed!r}.")
         room = min(self.max_length, slots)
         if len(prompt) >= room:
             raise ValueError(
@@ -267,12 +287,19 @@ class Generator:
         return request
 
     def _generation(self, tokens, prompt_length, length, finish, rounds, record: Record) -> Generation:
-        accepted = record.accepted[:rounds].astype(np.int32) if self._plan.block_size else np.zeros(rounds, np.int32)
+        none = np.zeros(rounds, np.int32)
+        accepted, scheduled = (
+            x[:rounds].astype(np.int32) if self._plan.block_size else none for x in (record.accepted, record.scheduled)
+        )
+        lengths = accepted + 1
+        # No token follows a draft that is a stop id.
+        lengths[-1:] = length - prompt_length - 1 - lengths[:-1].sum()
         return Generation(
             tokens=tokens[prompt_length:length].tolist(),
             finish_reason="stop" if finish == Finish.STOP else "length",
-            accept_lengths=accepted + 1,
-            scheduled=record.scheduled[:rounds].astype(np.int32),
+            accept_lengths=lengths,
+            accepted=accepted,
+            scheduled=scheduled,
             confidence_logits=record.confidences[:rounds],
         )
 
@@ -294,15 +321,22 @@ class Batch:
         """Prefills requests together and puts each into its row; what a row held before is gone.
 
         Groups are padded to powers of two by repeating a request, so few programs are compiled.
+
+        Raises:
+          ValueError: no request, a row that does not exist, or a request that `Generator.generate` would refuse.
         """
         rows = list(requests)
+        if not rows or not all(0 <= row < len(self._finish) for row in rows):
+            raise ValueError(f"expected requests for rows within 0..{len(self._finish) - 1}, got rows {rows}.")
         padded = rows + [rows[0]] * ((1 << (len(rows) - 1).bit_length()) - len(rows))
         new = self.generator._state([requests[r] for r in padded], self.slots)
         new = _prefill(self.generator._plan, self.generator._params, new)
         # A repeated row writes the same request's values twice.
         first = jnp.asarray([padded.index(r) for r in padded])
         new = jax.tree.map(lambda x: x[first], new)
-        self.state = _insert(self.state, new, jnp.asarray(padded))
+        width = max(s.stop_ids.shape[1] for s in (self.state, new))
+        old, new = (s.replace(stop_ids=_widen(s.stop_ids, width)) for s in (self.state, new))
+        self.state = _insert(old, new, jnp.asarray(padded))
         self._requests |= requests
         self._fetch()
 
@@ -365,10 +399,10 @@ def speculative_generate(
       ValueError: an empty or too long prompt, or a parameter out of range.
     """
     n = len(prompts)
-    seeds = [None] * n if seed is None else [seed + i for i in range(n)] if isinstance(seed, int) else list(seed)
+    seeds = [int(seed) + i for i in range(n)] if isinstance(seed, Integral) else seed
 
     def per_row(name: str, value) -> list:
-        values = list(value) if isinstance(value, Sequence | np.ndarray) else [value] * n
+        values = list(value) if np.ndim(value) else [value] * n
         if len(values) != n:
             raise ValueError(f"{name} needs one value or one a prompt ({n}), got {len(values)}.")
         return values
@@ -391,7 +425,7 @@ def check_pair(target: Decoder, drafter: Any) -> None:
     """Checks that a drafter was made for a target of these shapes.
 
     Raises:
-      ValueError: hidden size, vocabulary or depth differ.
+      ValueError: hidden size, vocabulary or depth differ, or the target has no such taps.
     """
     t, d = target.config, drafter.config
     pairs = {
@@ -403,6 +437,23 @@ def check_pair(target: Decoder, drafter: Any) -> None:
              if theirs != ours]  # fmt: skip
     if wrong:
         raise ValueError(f"drafter and target do not fit: {'; '.join(wrong)}. Use a drafter trained for this target.")
+    check_taps(d.tap_ids, t.num_layers)
+
+
+def warn_if_useless(generations: Sequence[Generation]) -> None:
+    """Logs a hint when many rounds had nearly every draft rejected: output stays exact, but nothing is gained."""
+    accepted = np.concatenate([g.accepted[g.scheduled > 0] for g in generations])
+    if len(accepted) >= USELESS_ROUNDS and (mean := 1 + accepted.mean()) < USELESS:
+        log.warning(
+            "mean accepted length %.2f over %d rounds: nearly every draft was rejected. Check that the drafter was "
+            "trained for this very target, and with the chat template and thinking mode of this prompt.",
+            mean, len(accepted),
+        )  # fmt: skip
+
+
+def _widen(stop_ids: jax.Array, width: int) -> jax.Array:
+    missing = width - stop_ids.shape[1]
+    return jnp.pad(stop_ids, ((0, 0), (0, missing)), constant_values=-1) if missing else stop_ids
 
 
 def _row(tree, i: int):

@@ -61,6 +61,8 @@ def _row(batch: int, name: str, value, dtype, low: float, high: float) -> jax.Ar
         raise ValueError(f"{name} needs one value or one a row ({batch}), got shape {array.shape}.")
     if not (np.isfinite(array) & (array >= low) & (array <= high)).all():
         raise ValueError(f"{name} must be within [{low:g}, {high:g}], got {value!r}.")
+    if dtype is np.int32 and (array % 1).any():
+        raise ValueError(f"{name} must be a whole number, got {value!r}.")
     return jnp.asarray(np.broadcast_to(array.astype(dtype), (batch,)))
 
 

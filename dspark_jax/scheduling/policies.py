@@ -19,7 +19,7 @@ class Policy(Protocol):
         ...
 
     def widths(self, block_size: int) -> tuple[int, ...]:
-        """Token counts a row (anchor included) to compile verification for, ascending; the last is block_size + 1."""
+        """Token counts a row (anchor included) to compile verification for, ascending; the last fits any length."""
         ...
 
 
