@@ -1,0 +1,117 @@
+"""Targets and drafters whose tokens and acceptance are known."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from dspark_jax import Decoder, DrafterConfig, DSpark, Generation, Generator, Request, TargetConfig
+
+TOKENS, ROWS = 37, 40
+
+
+def config_for(target: Decoder, **changes) -> DrafterConfig:
+    c = target.config
+    return DrafterConfig(
+        **{
+            "vocab_size": c.vocab_size,
+            "hidden_size": c.hidden_size,
+            "intermediate_size": 32,
+            "num_layers": 1,
+            "num_heads": 2,
+            "num_kv_heads": 1,
+            "head_dim": 8,
+            "block_size": 7,
+            "tap_ids": (-1,),
+            "num_target_layers": c.num_layers,
+            "mask_token_id": c.vocab_size - 1,
+            **changes,
+        }
+    )
+
+
+class Scripted(DSpark):
+    """Row i drafts `script[i]` by position, the first `right[i]` tokens of a block as they stand, the rest wrong.
+
+    Everything else, caches and logits included, is the random drafter's.
+    """
+
+    def __init__(self, config: DrafterConfig, script: np.ndarray, right: np.ndarray):
+        super().__init__(config, rngs=nnx.Rngs(3))
+        self.script, self.right = nnx.Variable(jnp.asarray(script)), nnx.Variable(jnp.asarray(right))
+
+    def propose(self, target, head, cache, anchor, position, sampling, keys, block_size=None):
+        proposal, cache = super().propose(target, head, cache, anchor, position, sampling, keys, block_size)
+        slots = jnp.arange(proposal.tokens.shape[1])
+        tokens = jnp.take_along_axis(self.script[...], position[:, None] + 1 + slots, axis=1, mode="clip")
+        tokens = jnp.where(slots < self.right[...][:, None], tokens, (tokens + 1) % target.config.num_tokens)
+        probs = jax.nn.one_hot(tokens, target.config.vocab_size)
+        return dataclasses.replace(proposal, tokens=tokens, probs=probs), cache
+
+
+@pytest.fixture(scope="session")
+def scripted(tiny_target) -> Callable[[np.ndarray, np.ndarray], Scripted]:
+    """scripted(script [b, s], right [b]): a `Scripted` drafter of 7 tokens for the tiny target."""
+    return lambda script, right: Scripted(config_for(tiny_target, tap_ids=(-1, 0), markov_rank=4), script, right)
+
+
+@pytest.fixture(scope="session")
+def tiny_drafter(tiny_target) -> DSpark:
+    """A random drafter of 7 tokens with a vanilla head whose drafts the tiny target sometimes accepts."""
+    config = config_for(tiny_target, tap_ids=(-1, 0), markov_rank=8, confidence_head=True, confidence_with_markov=True)
+    drafter = DSpark(config, rngs=nnx.Rngs(1))
+    drafter.markov.w2[...] = 0.3 * jax.random.normal(jax.random.key(2), drafter.markov.w2.shape)
+    return drafter
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_target, tiny_drafter) -> Generator:
+    return Generator(tiny_target, tiny_drafter)
+
+
+@pytest.fixture(scope="session")
+def tiny_plain(tiny_target) -> Generator:
+    return Generator(tiny_target)
+
+
+@pytest.fixture(scope="session")
+def together() -> Callable:
+    """together(generator, requests): their results as one batch, padded to one size so that tests share programs."""
+
+    def run(generator: Generator, requests: list[Request]) -> list[Generation]:
+        return generator.generate([*requests, *[Request([0], 1)] * (50 - len(requests))])[: len(requests)]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def counting_target() -> Decoder:
+    """Counts up: after x comes x + 1, after 36 comes 0. Its own stop ids are 30 and 33."""
+    config = TargetConfig("llama", ROWS, ROWS, 8, 1, 1, 1, 8, num_tokens=TOKENS, stop_ids=(30, 33))
+    target = Decoder(config, rngs=nnx.Rngs(0))
+    target.layers[0].attention.out.weight[...] *= 0
+    target.layers[0].mlp.down.weight[...] *= 0
+    target.embedding[...] = jnp.eye(ROWS)
+    target.head.weight[...] = jnp.eye(ROWS)[(jnp.arange(ROWS) - 1) % TOKENS]
+    return target
+
+
+@pytest.fixture(scope="session")
+def counter(counting_target) -> Callable[..., Generator]:
+    """counter(): a generator with a perfect drafter; counter(wrong=(5,)): one that drafts wrongly after 5."""
+
+    def make(wrong=(), **options) -> Generator:
+        config = config_for(counting_target, markov_rank=ROWS, hidden_size=ROWS)
+        drafter = DSpark(config, rngs=nnx.Rngs(0))
+        drafter.norm.scale[...] *= 0
+        drafter.markov.w1[...] = jnp.eye(ROWS)
+        shift = np.eye(ROWS, dtype=np.float32)[(np.arange(ROWS) - 1) % TOKENS]
+        shift[:, list(wrong)] = np.eye(ROWS, dtype=np.float32)[:, list(wrong)]
+        drafter.markov.w2[...] = 30 * shift
+        return Generator(counting_target, drafter, **options)
+
+    return make
