@@ -18,17 +18,19 @@ from dspark_jax.models.decoder import Decoder
 SIZES = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
 
 
-def random_weights(module):
-    """Replaces every parameter, the zeros and ones of fresh modules too, by other numbers."""
+def random_weights(build):
+    """A module whose every parameter is random, where fresh ones have zeros and ones too."""
     generator = np.random.default_rng(0)
-    for _, variable in nnx.to_flat_state(nnx.state(module, nnx.Param)):
-        variable[...] = jnp.asarray(generator.normal(size=variable.shape), variable.dtype)
-    return module
+    graph, state = nnx.split(nnx.eval_shape(build))
+    draw = lambda shape: jnp.asarray(generator.normal(size=shape), jnp.float32)  # noqa: E731
+    others = jnp.arange(1, 40, 2)  # the ids of a reduced vocabulary
+    flat = [(k, v.replace(draw(v.shape) if isinstance(v, nnx.Param) else others)) for k, v in nnx.to_flat_state(state)]
+    return nnx.merge(graph, nnx.from_flat_state(flat))
 
 
 def make_target(model_type="qwen3", **changes) -> Decoder:
     config = TargetConfig(model_type, num_layers=2, qk_norm=model_type == "qwen3", **{**SIZES, **changes})
-    return random_weights(Decoder(config, rngs=nnx.Rngs(0)))
+    return random_weights(lambda: Decoder(config, rngs=nnx.Rngs(0)))
 
 
 def make_drafter(**changes) -> DSpark:
@@ -45,10 +47,8 @@ def make_drafter(**changes) -> DSpark:
         "confidence_with_markov": True,
         "draft_vocab_size": 20,
     }
-    drafter = random_weights(DSpark(DrafterConfig(**{**SIZES, **options, **changes}), rngs=nnx.Rngs(0)))
-    if drafter.draft_ids is not None:
-        drafter.draft_ids[...] = jnp.arange(1, 40, 2)
-    return drafter
+    config = DrafterConfig(**{**SIZES, **options, **changes})
+    return random_weights(lambda: DSpark(config, rngs=nnx.Rngs(0)))
 
 
 def hf_config(c: TargetConfig) -> dict:
