@@ -2,7 +2,6 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import jax
 from rich.console import Console
@@ -45,11 +44,11 @@ class ModelOptions:
         Raises:
           ValueError: the default drafter is asked for with another target.
         """
-        cache_programs()
         if self.drafter == "default" and self.target != DEFAULT_TARGET:
             raise ValueError(f"there is no default drafter for {self.target}; pass --drafter PATH, or --drafter none.")
         with progress.status(f"loading {self.target}"):
             target = load_target(self.target)
+        cache_programs()
         if self.drafter == "none":
             return target, None
         path = DEFAULT_DRAFTER if self.drafter == "default" else resolve(self.drafter)
@@ -75,7 +74,3 @@ def prompt_ids(target: LoadedTarget, prompt: str, raw: bool = False) -> list[int
         return target.tokenizer.encode(prompt)
     return target.tokenizer.encode_chat(prompt)
 
-
-def describe(value: Any) -> str:
-    """Numbers for people: 135,234 or 2.31."""
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"

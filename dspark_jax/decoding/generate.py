@@ -67,7 +67,7 @@ class Generation:
         plain decoding. The first token comes from the prompt's own pass and belongs to no round.
       accepted: [rounds] drafts accepted, none behind a stop id.
       scheduled: [rounds] drafts verified, none behind a stop id.
-      confidence_logits: [rounds, g] of every drafted block (empty without a drafter).
+      confidence_logits, drafts: [rounds, g] of every drafted block (empty without a drafter).
     """
 
     tokens: list[int]
@@ -76,6 +76,7 @@ class Generation:
     accepted: np.ndarray
     scheduled: np.ndarray
     confidence_logits: np.ndarray
+    drafts: np.ndarray
 
     @property
     def mean_accept_length(self) -> float:
@@ -258,6 +259,7 @@ class Generator:
                 accepted=jnp.zeros((n, rounds), jnp.int8),
                 scheduled=jnp.zeros((n, rounds), jnp.int8),
                 confidences=jnp.zeros((n, rounds, g), jnp.float32),
+                drafts=jnp.zeros((n, rounds, g), jnp.int32),
             ),
         )
 
@@ -301,6 +303,7 @@ class Generator:
             accepted=accepted,
             scheduled=scheduled,
             confidence_logits=record.confidences[:rounds],
+            drafts=record.drafts[:rounds],
         )
 
 

@@ -28,11 +28,13 @@ class Record:
       accepted: drafts accepted and emitted.
       scheduled: drafts verified, up to a stop id; positions beyond are censored, not rejected.
       confidences: confidence logits of the block.
+      drafts: the tokens drafted.
     """
 
     accepted: jax.Array
     scheduled: jax.Array
     confidences: jax.Array
+    drafts: jax.Array
 
 
 @jax.tree_util.register_dataclass

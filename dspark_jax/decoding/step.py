@@ -105,10 +105,10 @@ def speculative_round(models: Models, state: State, policy: Policy, block_size: 
     emitted = committed.length - state.length
     cut = emitted <= accepted
     accepted, lengths = jnp.where(cut, emitted, accepted), jnp.where(cut, emitted, lengths)
-    return committed.replace(**_note(state, accepted, lengths, proposal.confidence_logits))
+    return committed.replace(**_note(state, accepted, lengths, proposal))
 
 
-def _note(state: State, accepted: jax.Array, lengths: jax.Array, confidences: jax.Array) -> dict[str, Any]:
+def _note(state: State, accepted: jax.Array, lengths: jax.Array, proposal: Proposal) -> dict[str, Any]:
     """The fields of a state whose running rows went through one more round."""
     rows = jnp.arange(accepted.shape[0])
     where = jnp.where(state.running, state.rounds, state.record.accepted.shape[1])
@@ -116,6 +116,7 @@ def _note(state: State, accepted: jax.Array, lengths: jax.Array, confidences: ja
         state.record,
         accepted=state.record.accepted.at[rows, where].set(accepted.astype(jnp.int8), mode="drop"),
         scheduled=state.record.scheduled.at[rows, where].set(lengths.astype(jnp.int8), mode="drop"),
-        confidences=state.record.confidences.at[rows, where].set(confidences, mode="drop"),
+        confidences=state.record.confidences.at[rows, where].set(proposal.confidence_logits, mode="drop"),
+        drafts=state.record.drafts.at[rows, where].set(proposal.tokens, mode="drop"),
     )
     return {"record": record, "rounds": state.rounds + state.running}
