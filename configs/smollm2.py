@@ -1,6 +1,7 @@
-"""The committed drafter of SmolLM2-135M-Instruct: about two hours on two CPU cores."""
+"""The committed drafter of SmolLM2-135M-Instruct: under an hour on two idle CPU cores, once the answers are there."""
 
 from train.config import RunConfig
+from train.losses import LossWeights
 
 run = RunConfig(
     out="runs/smollm2",
@@ -9,7 +10,13 @@ run = RunConfig(
     block_size=5,
     markov_rank=64,
     warm_start=(28, 29),
+    batch_size=2,
     num_anchors=256,
-    steps=400,
-    learning_rate=8e-4,
+    chunk=512,
+    steps=800,
+    learning_rate=2e-3,
+    # Far from the target the total variation has almost no gradient; on a short run cross-entropy leads the way.
+    weights=LossWeights(ce=0.5),
+    cache_features=True,
+    share_targets=True,
 )

@@ -19,7 +19,7 @@ def sample_anchors(
       supervised: [b, t] booleans; segments: [b, t] document numbers.
 
     Returns:
-      Indices [b, count], ascending, and keep [b, count]; sequences with fewer candidates are filled with index 0, not kept.
+      Indices [b, count], ascending, and keep [b, count]; what is missing is index 0, not kept.
     """
     valid = candidates(supervised, segments)
     t = valid.shape[1]

@@ -23,7 +23,9 @@ class RunConfig:
       seq_len, batch_size: packed tokens a row, rows a step; num_anchors: blocks sampled a row.
       cache_features: run the target once over all documents and keep its hidden states on disk, instead of on line in
         every step; pays when documents are seen more than once.
+      share_targets: see `train.step.drafter_loss`.
       chunk: block positions whose logits exist at once.
+      optimizer: `muon` orthogonalises the updates of the backbone's matrices; everything else stays with AdamW.
       steps: updates in all; the schedule ends there.
     """
 
@@ -43,8 +45,10 @@ class RunConfig:
     batch_size: int = 8
     num_anchors: int = 128
     cache_features: bool = False
+    share_targets: bool = False
     chunk: int = 640
     steps: int = 1000
+    optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = 6e-4
     warmup: float = 0.04
     weight_decay: float = 0.0

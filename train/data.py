@@ -1,6 +1,7 @@
 """Tokenised conversations, packed into rows, in an order that is a pure function of (seed, step)."""
 
 import json
+import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -66,6 +67,14 @@ class PackedData:
     def steps_per_epoch(self) -> int:
         """Updates until every document was seen once; a rest of less than a batch waits for a later epoch."""
         return max(len(self._rows(0)) // self.batch_size, 1)
+
+    @property
+    def crc(self) -> int:
+        """Checksum of the documents: tokens, lengths and where the answers start."""
+        crc = 0
+        for tokens, start in self.documents:
+            crc = zlib.crc32(tokens.tobytes(), zlib.crc32(np.array([len(tokens), start], np.int64).tobytes(), crc))
+        return crc
 
     def pieces(self, step: int) -> list[list[Piece]]:
         """What the rows of an update's batch are made of; the same for the same (seed, step)."""

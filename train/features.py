@@ -43,9 +43,11 @@ class FeatureCache:
         self.hidden_size = target.config.hidden_size
         self.starts = np.cumsum([0, *(len(tokens) for tokens, _ in documents)])
         path, note = directory / "features.bf16", directory / "done.json"
-        done = json.loads(note.read_text()) if note.is_file() else {"documents": 0, "crc": 0, "taps": list(tap_ids)}
+        done = json.loads(note.read_text()) if note.is_file() else _note([], tap_ids)
         have = done["documents"]
-        if have > len(documents) or done["crc"] != _crc(documents[:have]) or done["taps"] != list(tap_ids):
+        here = _note(documents[:have], tap_ids)
+        # Caches written before `lengths` was noted lack it.
+        if {"lengths": here["lengths"], **done} != here:
             raise ValueError(f"{directory} holds features of other documents or taps; delete it to compute them anew.")
         shape = (int(self.starts[-1]), (1 + len(tap_ids)) * self.hidden_size)
         self.array = np.memmap(path, ml_dtypes.bfloat16, "r+" if have else "w+", shape=shape)
@@ -69,7 +71,7 @@ class FeatureCache:
             self.array.flush()
             have = chunk[-1][-1].document + 1
             work = note.with_suffix(".tmp")
-            work.write_text(json.dumps({"documents": have, "crc": _crc(documents[:have]), "taps": list(tap_ids)}))
+            work.write_text(json.dumps(_note(documents[:have], tap_ids)))
             os.replace(work, note)
             print(f"target features: {have} of {len(documents)} documents", flush=True)
 
@@ -85,8 +87,10 @@ class FeatureCache:
         return out[..., : self.hidden_size], out[..., self.hidden_size :]
 
 
-def _crc(documents: Sequence[tuple[np.ndarray, int]]) -> int:
+def _note(documents: Sequence[tuple[np.ndarray, int]], tap_ids: Sequence[int]) -> dict:
+    """What features belong to: the documents' number, tokens and lengths, and the taps."""
     crc = 0
     for tokens, _ in documents:
         crc = zlib.crc32(tokens.tobytes(), crc)
-    return crc
+    lengths = zlib.crc32(np.array([len(tokens) for tokens, _ in documents], np.int64).tobytes())
+    return {"documents": len(documents), "crc": crc, "lengths": lengths, "taps": list(tap_ids)}

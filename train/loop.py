@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import orbax.checkpoint.experimental.v1 as ocp
 from flax import nnx
@@ -24,12 +25,24 @@ from train.warm_start import warm_start
 
 
 def optimizer(run: RunConfig) -> optax.GradientTransformation:
-    """AdamW with warm-up, cosine decay to zero and clipping by global norm."""
+    """AdamW or Muon with warm-up, cosine decay to zero and clipping by global norm."""
     warmup = max(int(run.warmup * run.steps), 1)
     rate = optax.warmup_cosine_decay_schedule(0.0, run.learning_rate, warmup, max(run.steps, warmup + 1))
-    return optax.chain(
-        optax.clip_by_global_norm(run.clip), optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=run.weight_decay)
-    )
+    adam = optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=run.weight_decay)
+    if run.optimizer == "adamw":
+        return optax.chain(optax.clip_by_global_norm(run.clip), adam)
+    muon = optax.contrib.muon(rate, weight_decay=run.weight_decay, consistent_rms=0.2)
+    kinds = optax.partition({"muon": muon, "adam": adam}, _kinds)
+    return optax.chain(optax.clip_by_global_norm(run.clip), kinds)
+
+
+def _kinds(params: nnx.State) -> nnx.State:
+    """Which parameters are matrices of the backbone: those are orthogonalised."""
+
+    def kind(path, value):
+        return "muon" if value.ndim == 2 and ("layers" in path or "fc" in path) else "adam"
+
+    return nnx.map_state(lambda path, variable: variable.replace(kind(path, variable)), params)
 
 
 class Trainer:
@@ -39,7 +52,7 @@ class Trainer:
         """Builds models and data, and resumes from the last checkpoint in `run.out` if there is one.
 
         Raises:
-          ValueError: a checkpoint of a run with another drafter or another data order stands in `run.out`.
+          ValueError: a checkpoint of a run with another drafter, other data or another order stands in `run.out`.
         """
         self.run = run
         self.out = Path(run.out).absolute()
@@ -53,7 +66,7 @@ class Trainer:
         tx = optimizer(run)
         self._frozen = frozen
         self.config = StepConfig(
-            graph, target_graph, tx, run.weights, run.tap_ids, run.num_anchors, run.chunk, run.seed
+            graph, target_graph, tx, run.weights, run.tap_ids, run.num_anchors, run.chunk, run.share_targets, run.seed
         )
         self.state = TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
         self._step = jax.jit(partial(train_step, self.config), donate_argnames=("state",))
@@ -68,7 +81,7 @@ class Trainer:
             directory = self.out / "features"
             self._features = FeatureCache(directory, self.target, documents, run.tap_ids, run.seq_len, run.batch_size)
         if self.checkpoints.latest is not None:
-            self.state = self.checkpoints.load_pytree(self.checkpoints.latest, self.state)
+            self.state = self.checkpoints.load(self.checkpoints.latest, self.state)
 
     @property
     def step(self) -> int:
@@ -83,10 +96,10 @@ class Trainer:
     def train(self, until: int | None = None) -> dict[str, float]:
         """Runs up to update `until` (default: all), checkpointing on the way; returns the last metrics.
 
-        Metrics are read one step late, so the device never waits for the host.
+        Metrics are read one step late, so the device never waits for the host, except before a checkpoint.
 
         Raises:
-          FloatingPointError: the loss is not finite; the last checkpoint stays.
+          FloatingPointError: the loss or its gradient is not finite; the last checkpoint stays.
         """
         until = self.run.steps if until is None else until
         self._first = self.step
@@ -98,8 +111,10 @@ class Trainer:
                 last = self._log(*pending)
             pending = (step, metrics, (time.perf_counter() - started) / (step + 1 - self._first))
             if (step + 1) % self.run.checkpoint_every == 0 or step + 1 == until:
-                self.checkpoints.save_pytree(step + 1, self.state)
-        return self._log(*pending) if pending else last
+                # Read first, so that a checkpoint is never of a run that has broken down.
+                last, pending = self._log(*pending), None
+                self.checkpoints.save(step + 1, self.state)
+        return last
 
     def export(self, directory: str | Path | None = None, dtype=jnp.bfloat16) -> Path:
         """Writes the drafter in the released layout, without the target's tables."""
@@ -124,14 +139,15 @@ class Trainer:
 
     def _check_same_run(self) -> None:
         """What the state means must not change under it; how long it runs and where it writes may."""
-        free = {"out", "steps", "checkpoint_every", "log_every", "chunk", "data", "cache_features"}
+        free = {"out", "steps", "checkpoint_every", "log_every", "chunk", "data", "cache_features", "share_targets"}
         mine = {k: v for k, v in dataclasses.asdict(self.run).items() if k not in free}
-        mine = json.loads(json.dumps({**mine, "documents": len(self.data.documents)}))
+        mine = json.loads(json.dumps({**mine, "documents": len(self.data.documents), "crc": self.data.crc}))
         path = self.out / "run.json"
-        if not path.is_file():
+        if self.checkpoints.latest is None or not path.is_file():
             path.write_text(json.dumps(mine, indent=1) + "\n")
             return
-        theirs = json.loads(path.read_text())
+        # A file written before `crc` was noted lacks it.
+        theirs = {"crc": self.data.crc} | json.loads(path.read_text())
         if changed := {
             k: (theirs.get(k), mine.get(k)) for k in theirs.keys() | mine.keys() if theirs.get(k) != mine.get(k)
         }:
@@ -142,8 +158,11 @@ class Trainer:
 
     def _log(self, step: int, metrics: dict[str, jax.Array], seconds: float) -> dict[str, float]:
         values = {k: v.tolist() for k, v in jax.device_get(metrics).items()}
-        if not jnp.isfinite(values["loss"]):
-            raise FloatingPointError(f"the loss of step {step} is {values['loss']}; the last checkpoint is untouched.")
+        if not np.isfinite([values["loss"], values["gradient_norm"]]).all():
+            raise FloatingPointError(
+                f"the loss of step {step + 1} is {values['loss']} and its gradient's norm {values['gradient_norm']}; "
+                "the last checkpoint is untouched."
+            )
         if (step + 1) % self.run.log_every == 0:
             rates = " ".join(f"{a:.2f}" for a in values["accept_rate"])
             print(

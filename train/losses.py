@@ -6,6 +6,7 @@ recomputed and no logits are kept for the backward pass.
 
 import dataclasses
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -50,29 +51,54 @@ class Labels:
 
     Attributes:
       hidden: [n, d] target hidden states that predict the same tokens; tokens: [n] those tokens.
+      shared: instead of `hidden`, ([m, draft_rows] probabilities of `target_table`, [n] rows of it). Blocks at dense anchors
+        overlap, and this computes each position's target distribution once.
       weight: [n] w_k, 0 where nothing is supervised.
       head: [v, d] the target's; draft_head: [draft_rows, d]; draft_ids: [draft_rows] or None.
+      num_tokens: rows of the head that are real tokens, the others are never drawn; 0 is all.
     """
 
-    hidden: jax.Array
+    hidden: jax.Array | None
     tokens: jax.Array
     weight: jax.Array
     head: jax.Array
     draft_head: jax.Array
     draft_ids: jax.Array | None
+    shared: tuple[jax.Array, jax.Array] | None = None
+    num_tokens: int = dataclasses.field(default=0, metadata={"static": True})
+
+    def real(self, logits: jax.Array, ids: jax.Array | None = None) -> jax.Array:
+        """Float32 logits [n, rows] of the head's rows `ids` (None: all), -inf where a row is no real token."""
+        logits = logits.astype(jnp.float32)
+        if self.num_tokens in (0, self.head.shape[0]):
+            return logits
+        ids = jnp.arange(logits.shape[1]) if ids is None else ids
+        return jnp.where(ids < self.num_tokens, logits, -jnp.inf)
+
+
+def target_probs(labels: Labels, hidden: jax.Array) -> jax.Array:
+    """The target's distribution [n, draft_rows] at hidden states [n, d], over what can be drafted."""
+    probs = jax.nn.softmax(labels.real(linear(hidden, labels.head)), axis=-1)
+    return probs if labels.draft_ids is None else probs[:, labels.draft_ids]
+
+
+def target_table(labels: Labels, hidden: jax.Array, chunk: int) -> jax.Array:
+    """`target_probs` of many rows, `chunk` rows at a time."""
+    n = hidden.shape[0]
+    rows = jnp.pad(hidden, ((0, -n % chunk), (0, 0))).reshape(-1, chunk, hidden.shape[1])
+    return jax.lax.map(lambda h: target_probs(labels, h), rows).reshape(-1, labels.draft_head.shape[0])[:n]
 
 
 def _sums(predictions: Predictions, labels: Labels, scale: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Scaled sum of the three losses over the rows given, and (ce, l1, confidence sums; accept rate a row)."""
-    target = jax.nn.softmax(linear(labels.hidden, labels.head).astype(jnp.float32), axis=-1)
+    p = target_probs(labels, labels.hidden) if labels.shared is None else labels.shared[0][labels.shared[1]]
     logits = linear(predictions.hidden, labels.draft_head)
     if predictions.latent is not None:
         logits = logits + linear(predictions.latent, predictions.w2)
-    log_q = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    log_q = jax.nn.log_softmax(labels.real(logits, labels.draft_ids), axis=-1)
     if labels.draft_ids is None:
-        p, row, known = target, labels.tokens, jnp.ones_like(labels.tokens, bool)
+        row, known = labels.tokens, jnp.ones_like(labels.tokens, bool)
     else:
-        p = target[:, labels.draft_ids]
         row = jnp.minimum(jnp.searchsorted(labels.draft_ids, labels.tokens), len(labels.draft_ids) - 1)
         known = labels.draft_ids[row] == labels.tokens
     outside = 1 - jnp.sum(p, axis=-1) if labels.draft_ids is not None else 0.0
@@ -90,7 +116,7 @@ def _sums(predictions: Predictions, labels: Labels, scale: jax.Array) -> tuple[j
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def chunked_sums(predictions: Predictions, labels: Labels, scale: jax.Array, chunk: int):
-    """Loss over n rows, `chunk` rows at a time.
+    """Loss over n rows, at most `chunk` rows at a time, in chunks of equal size.
 
     Args:
       scale: [3] factors of the ce, l1 and confidence sums.
@@ -103,18 +129,21 @@ def chunked_sums(predictions: Predictions, labels: Labels, scale: jax.Array, chu
 
 def _chunked(predictions: Predictions, labels: Labels, scale: jax.Array, chunk: int, gradients: bool):
     n = labels.tokens.shape[0]
+    chunk = -(-n // -(-n // chunk))
     pad = -n % chunk
+    table, where = labels.shared or (None, None)
     per_row = (
-        predictions.hidden, predictions.latent, predictions.confidence, labels.hidden, labels.tokens, labels.weight,
+        predictions.hidden, predictions.latent, predictions.confidence, labels.hidden, where, labels.tokens, labels.weight,
     )  # fmt: skip
     split = lambda x: jnp.pad(x, ((0, pad), *((0, 0),) * (x.ndim - 1))).reshape(-1, chunk, *x.shape[1:])  # noqa: E731
     join = lambda x: x.reshape(-1, *x.shape[2:])[:n]  # noqa: E731
 
     def body(carry, rows):
         total, sums, w2_gradient = carry
-        hidden, latent, confidence, target_hidden, tokens, weight = rows
+        hidden, latent, confidence, target_hidden, where, tokens, weight = rows
         here = Predictions(hidden, latent, predictions.w2, confidence)
-        truth = dataclasses.replace(labels, hidden=target_hidden, tokens=tokens, weight=weight)
+        shared = None if where is None else (table, where)
+        truth = dataclasses.replace(labels, hidden=target_hidden, tokens=tokens, weight=weight, shared=shared)
         if not gradients:
             loss, (terms, accept) = _sums(here, truth, scale)
             return (total + loss, sums + terms, None), (accept, None)
@@ -147,20 +176,33 @@ chunked_sums.defvjp(_forward, _backward)
 
 
 def dspark_loss(
-    predictions: Predictions, labels: Labels, weights: LossWeights, chunk: int = 512
+    predictions: Predictions,
+    labels: Labels,
+    weights: LossWeights,
+    chunk: int = 512,
+    implementation: Literal["chunked", "dense"] = "chunked",
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """L = ce * L_ce + tv * L_tv + confidence * L_conf, each a mean weighted with w_k (equation 14).
 
     Args:
-      chunk: rows whose logits exist at once.
+      chunk: rows whose logits exist at once, at most.
+      implementation: `dense` is the plain twin: all logits at once, differentiated by JAX.
 
     Returns:
       The loss and {ce, l1, confidence, loss, accept: [n]}. All zero when nothing is supervised.
+
+    Raises:
+      ValueError: unknown implementation.
     """
+    if implementation not in ("chunked", "dense"):
+        raise ValueError(f"implementation must be 'chunked' or 'dense', got {implementation!r}.")
     denominator = jnp.sum(labels.weight) + 1e-6
     scale = jnp.array([weights.ce, weights.tv, weights.confidence]) / denominator
     if predictions.confidence is None:
         scale = scale.at[2].set(0)
-    loss, (sums, accept) = chunked_sums(predictions, labels, scale, chunk)
+    if implementation == "chunked":
+        loss, (sums, accept) = chunked_sums(predictions, labels, scale, chunk)
+    else:
+        loss, (sums, accept) = _sums(predictions, labels, scale)
     ce, l1, confidence = jax.lax.stop_gradient(sums) / denominator
     return loss, {"loss": loss, "ce": ce, "l1": l1, "confidence": confidence, "accept": accept}

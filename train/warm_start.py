@@ -12,8 +12,8 @@ from dspark_jax.models.decoder import Decoder
 def warm_start(drafter: DSpark, target: Decoder, layers: Sequence[int], sample: jax.Array) -> None:
     """Copies target layers into the draft layers, in place.
 
-    The context projection starts as a pass-through of the deepest tap, which is what a late layer's keys expect. Where the
-    drafter norms queries and keys and the target does not, the scales start at the typical size of the target's.
+    The context projection starts as a pass-through of the deepest tap, which is what a late layer's keys expect. Where
+    the drafter norms queries and keys and the target does not, the scales start at the typical size of the target's.
 
     Args:
       layers: one target layer a draft layer.

@@ -26,9 +26,7 @@ class Evaluate:
     """
 
     data: tyro.conf.Positional[tuple[str, ...]]
-    models: Annotated[ModelOptions, tyro.conf.OmitArgPrefixes] = dataclasses.field(
-        default_factory=lambda: ModelOptions(survival=0)
-    )
+    models: Annotated[ModelOptions, tyro.conf.OmitArgPrefixes] = dataclasses.field(default_factory=ModelOptions)
     limit: int = 100
     temperatures: tuple[float, ...] = (0.0, 1.0)
     max_tokens: int = 128

@@ -31,7 +31,7 @@ class ModelOptions:
 
     target: str = DEFAULT_TARGET
     drafter: str = "default"
-    survival: float = 0.2
+    survival: float = 0.0
     block_size: int | None = None
 
     @property
@@ -73,4 +73,3 @@ def prompt_ids(target: LoadedTarget, prompt: str, raw: bool = False) -> list[int
     if raw or target.tokenizer.template is None:
         return target.tokenizer.encode(prompt)
     return target.tokenizer.encode_chat(prompt)
-

@@ -21,9 +21,10 @@ def linear(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, implementa
     if implementation is None:
         implementation = "features" if 1 < rows <= FEW_ROWS and jax.default_backend() == "cpu" else "rows"
     if implementation == "features":
-        # The barriers keep XLA from folding the transposes back into the slow form.
-        flat = jax.lax.optimization_barrier(x.reshape(rows, -1).T)
-        y = jax.lax.optimization_barrier(w.astype(x.dtype) @ flat).T.reshape(*x.shape[:-1], -1)
+        # The barriers keep XLA from folding the transposes back into the slow form; Eigen's kernels take four columns.
+        flat = jnp.pad(x.reshape(rows, -1), ((0, -rows % 4 if rows > 2 else 0), (0, 0)))
+        columns = jax.lax.optimization_barrier(flat.T)
+        y = jax.lax.optimization_barrier(w.astype(x.dtype) @ columns).T[:rows].reshape(*x.shape[:-1], -1)
     elif implementation == "rows":
         y = x @ w.astype(x.dtype).T
     else:

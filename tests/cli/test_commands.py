@@ -14,7 +14,9 @@ PROMPT = "What is 17 * 24?"
 def dspark(*args: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "COLUMNS": "200"}
     command = [sys.executable, "-m", "dspark_jax", *args]
-    return subprocess.run(command, input=text, capture_output=True, text=True, env=environment, timeout=600, check=False)
+    return subprocess.run(
+        command, input=text, capture_output=True, text=True, env=environment, timeout=600, check=False
+    )
 
 
 @pytest.mark.slow

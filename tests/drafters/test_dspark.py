@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from dspark_jax import Decoder, DrafterConfig, DSpark, Generator, Request, Sampling, TargetConfig
+from dspark_jax.decoding.sampling import distribution
 from dspark_jax.drafters.heads import HEADS
 
 D, G = 16, 5
@@ -134,6 +135,7 @@ def test_corrections_and_confidences_know_the_prefix_and_nothing_behind(tiny_tar
     previous = jnp.concatenate([anchor[:, None], proposal.tokens[:, :-1]], axis=1)
     bias = drafter.latents(previous, hidden) @ drafter.markov.w2[...].T
     np.testing.assert_allclose(proposal.logits, base + bias, atol=1e-4)
+    np.testing.assert_allclose(proposal.probs, distribution(proposal.logits, sampling), atol=1e-6)
     np.testing.assert_allclose(proposal.confidence_logits, drafter.confidence_logits(previous, hidden), atol=1e-5)
     assert np.ptp(np.asarray(proposal.confidence_logits)[:, 1:], axis=0).min() > 1e-3
     assert (np.asarray(proposal.tokens) < 37).all()

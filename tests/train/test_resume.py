@@ -1,0 +1,104 @@
+"""A run that is stopped and started again is the run that was not stopped."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from train.loop import Trainer
+
+
+@pytest.fixture
+def start(tiny_run, disk_target):
+    """start(**fields): a trainer of the tiny run with these fields."""
+    return lambda **fields: Trainer(dataclasses.replace(tiny_run, **fields), disk_target.model)
+
+
+def assert_same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a.state, b.state)
+
+
+def test_twenty_steps_are_ten_and_ten(start, tmp_path):
+    whole, first = start(steps=20), start(steps=20, out=str(tmp_path / "parts"))
+    whole.train()
+    first.train(until=10)
+    second = start(steps=20, out=str(tmp_path / "parts"))
+    assert second.step == 10
+    assert_same(first, second)
+    for step in (10, 15, 19):
+        jax.tree.map(np.testing.assert_array_equal, whole.data.batch(step), second.data.batch(step))
+    second.train()
+    assert_same(whole, second)
+    lines = [(tmp_path / d / "metrics.jsonl").read_text() for d in ("run", "parts")]
+    assert lines[0] == lines[1]
+
+
+def test_a_run_killed_between_checkpoints_repeats_the_steps_since(start, tmp_path):
+    whole, killed = start(steps=6, checkpoint_every=3), start(steps=6, checkpoint_every=3, out=str(tmp_path / "killed"))
+    whole.train()
+    save = killed.checkpoints.save
+
+    def die(step, state):
+        if step == 6:
+            raise KeyboardInterrupt
+        save(step, state)
+
+    killed.checkpoints.save = die
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    # What a kill in the middle of a save leaves behind.
+    half = tmp_path / "killed" / "checkpoints" / "6.orbax-checkpoint-tmp"
+    half.mkdir()
+    (half / "junk").write_text("half")
+    again = start(steps=6, checkpoint_every=3, out=str(tmp_path / "killed"))
+    assert again.step == 3
+    again.train()
+    assert_same(whole, again)
+
+
+def test_other_settings_are_refused(start):
+    start().train(until=1)
+    for fields in ({"block_size": 3}, {"seed": 1}, {"tap_ids": (0,)}, {"learning_rate": 1.0}):
+        with pytest.raises(ValueError, match=next(iter(fields))):
+            start(**fields)
+    assert start(steps=50, checkpoint_every=7, log_every=3, chunk=9).step == 1
+
+
+def test_settings_can_change_before_the_first_checkpoint(start):
+    start()
+    assert start(block_size=3).drafter.config.block_size == 3
+
+
+def test_other_data_of_the_same_size_is_refused(start, tiny_run):
+    start().train(until=1)
+    path = tiny_run.data[0]
+    with open(path) as file:
+        rows = [json.loads(line) for line in file]
+    rows[0]["answer"][0] += 1
+    with open(path, "w") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match="crc"):
+        start()
+
+
+@pytest.mark.parametrize("at", [2, 4])
+def test_a_run_that_breaks_down_leaves_a_good_checkpoint(start, at):
+    trainer = start(checkpoint_every=2)
+    step = trainer._step
+
+    def broken(state, *args):
+        state, metrics = step(state, *args)
+        if int(state.step) == at:
+            state = jax.tree.map(lambda x: x * jnp.nan if jnp.issubdtype(x.dtype, jnp.floating) else x, state)
+            metrics["gradient_norm"] = jnp.nan * metrics["gradient_norm"]
+        return state, metrics
+
+    trainer._step = broken
+    with pytest.raises(FloatingPointError, match=f"step {at} "):
+        trainer.train()
+    again = start(checkpoint_every=2)
+    assert again.step == at - 2
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(again.state))
