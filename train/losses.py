@@ -51,8 +51,8 @@ class Labels:
 
     Attributes:
       hidden: [n, d] target hidden states that predict the same tokens; tokens: [n] those tokens.
-      shared: instead of `hidden`, ([m, draft_rows] probabilities of `target_table`, [n] rows of it). Blocks at dense anchors
-        overlap, and this computes each position's target distribution once.
+      shared: instead of `hidden`, ([m, draft_rows] probabilities of `target_table`, [n] rows of it). Blocks at dense
+        anchors overlap, and this computes each position's target distribution once.
       weight: [n] w_k, 0 where nothing is supervised.
       head: [v, d] the target's; draft_head: [draft_rows, d]; draft_ids: [draft_rows] or None.
       num_tokens: rows of the head that are real tokens, the others are never drawn; 0 is all.
@@ -133,7 +133,8 @@ def _chunked(predictions: Predictions, labels: Labels, scale: jax.Array, chunk: 
     pad = -n % chunk
     table, where = labels.shared or (None, None)
     per_row = (
-        predictions.hidden, predictions.latent, predictions.confidence, labels.hidden, where, labels.tokens, labels.weight,
+        predictions.hidden, predictions.latent, predictions.confidence,
+        labels.hidden, where, labels.tokens, labels.weight,
     )  # fmt: skip
     split = lambda x: jnp.pad(x, ((0, pad), *((0, 0),) * (x.ndim - 1))).reshape(-1, chunk, *x.shape[1:])  # noqa: E731
     join = lambda x: x.reshape(-1, *x.shape[2:])[:n]  # noqa: E731
