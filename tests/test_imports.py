@@ -29,7 +29,7 @@ def imported(file: Path) -> set[str]:
 @pytest.mark.parametrize("package", FORBIDDEN)
 def test_packages_import_one_way(package):
     files = sorted((ROOT / package).rglob("*.py"))
-    assert files or not any((ROOT / package).iterdir())
+    assert files or package == "serve", f"{package} holds no Python files"
     for file in files:
         assert not imported(file) & (FORBIDDEN[package] | {"."}), file
 
