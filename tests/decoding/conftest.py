@@ -34,6 +34,14 @@ def config_for(target: Decoder, **changes) -> DrafterConfig:
     )
 
 
+@pytest.fixture(scope="package", autouse=True)
+def quick_compilation():
+    """These programs run for milliseconds: most of XLA's passes would cost more than all the tests."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 class Scripted(DSpark):
     """Row i drafts `script[i]` by position, the first `right[i]` tokens of a block as they stand, the rest wrong.
 

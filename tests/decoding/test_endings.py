@@ -29,8 +29,8 @@ def test_the_first_stop_id_ends_it_wherever_it_stands_in_a_block(perfect, stop):
     (result,) = perfect.generate([request])
     assert result.tokens == counts(4, stop) and result.finish_reason == "stop"
     assert result.accept_lengths.sum() == len(result.tokens) - 1
-    assert (result.accepted <= result.scheduled).all()
     assert (result.accepted == result.scheduled).all(), "a perfect drafter has no draft rejected"
+    assert (result.accepted <= result.accept_lengths).all(), "nothing behind the stop id is counted"
     assert [t for part in perfect.stream(request) for t in part] == result.tokens
 
 
@@ -75,7 +75,7 @@ def test_caps_are_met_exactly(perfect, cap):
     (result,) = perfect.generate([Request(PROMPT, cap)])
     assert result.tokens == counts(4, 3 + cap) and result.finish_reason == "length"
     assert result.accept_lengths.sum() == cap - 1
-    assert (result.accepted == result.scheduled).all()
+    assert (result.accepted == result.scheduled).all() and (result.accepted + 1 == result.accept_lengths).all()
 
 
 def test_sequence_limit_is_met_exactly_and_no_slot_is_overwritten(tiny_target, tiny_drafter, tiny_plain, together):
@@ -98,3 +98,9 @@ def test_sequence_limit_is_met_exactly_and_no_slot_is_overwritten(tiny_target, t
     for n in (limit, limit + 1):
         with pytest.raises(ValueError, match="at most 255 fit"):
             drafted.generate([Request([1] * n, 1)])
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 128, 200])
+def test_the_first_token_follows_the_last_of_a_prompt_of_any_length(perfect, length):
+    (result,) = perfect.generate([Request([0] * (length - 1) + [9], 12)])
+    assert result.tokens == counts(10, 21) and result.accept_lengths.tolist() == [8, 3]
