@@ -61,7 +61,7 @@ KINDS = {
 }
 
 
-SIZES = [("full", 1, 8), ("full", 37, 1), ("full", 130, 128), ("reduced", 37, 64), *((kind, 37, 5) for kind in KINDS)]
+SIZES = [("full", 1, 8), ("full", 130, 128), *((kind, 37, 5) for kind in KINDS)]
 
 
 @pytest.mark.parametrize(("kind", "n", "chunk"), SIZES)
@@ -69,12 +69,16 @@ def test_chunked_equals_dense(kind, n, chunk):
     predictions, labels = rows(n, **KINDS[kind])
     weights = LossWeights(0.3, 0.9, 0.7)
 
-    def compute(loss):
-        return jax.jit(jax.value_and_grad(loss, has_aux=True))(predictions)
+    @jax.jit
+    def compute(predictions):
+        losses = (
+            lambda p: dspark_loss(p, labels, weights, chunk),
+            lambda p: dspark_loss(p, labels, weights, implementation="dense"),
+            lambda p: (written_out(p, labels, weights), None),
+        )
+        return [jax.value_and_grad(loss, has_aux=True)(predictions) for loss in losses]
 
-    value, gradient = compute(lambda p: dspark_loss(p, labels, weights, chunk))
-    dense, dense_gradient = compute(lambda p: dspark_loss(p, labels, weights, implementation="dense"))
-    plain, plain_gradient = compute(lambda p: (written_out(p, labels, weights), 0))
+    (value, gradient), (dense, dense_gradient), (plain, plain_gradient) = compute(predictions)
     for other in (dense, (plain[0], value[1])):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=TOLERANCE, rtol=TOLERANCE), value, other)
     for other in (dense_gradient, plain_gradient):

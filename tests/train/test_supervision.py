@@ -16,11 +16,11 @@ from train.step import StepConfig, TokenBatch, TrainState, drafter_loss, target_
 
 DRAW = np.random.default_rng(0)
 LONG = (DRAW.integers(37, size=17).astype(np.int32), 5)
-OTHER = (DRAW.integers(37, size=13).astype(np.int32), 4)
+OTHER = (DRAW.integers(37, size=13).astype(np.int32), 0)
 SHORT = (DRAW.integers(37, size=3).astype(np.int32), 1)
 ONE = (DRAW.integers(37, size=1).astype(np.int32), 0)
 PROMPT = (DRAW.integers(37, size=12).astype(np.int32), 12)
-LAST = (DRAW.integers(37, size=12).astype(np.int32), 11)
+LAST = (DRAW.integers(37, size=32).astype(np.int32), 31)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def batch_of(rows, seq_len) -> TokenBatch:
 
 @pytest.mark.parametrize(
     ("rows", "seq_len"),
-    [([[PROMPT]], 32), ([[], []], 32), ([[ONE]], 1), ([[ONE]], 32), ([[LAST]], 12), ([[LAST], [PROMPT]], 32)],
+    [([[PROMPT]], 32), ([[], []], 32), ([[ONE]], 1), ([[ONE]], 32), ([[LAST]], 32), ([[LAST], [PROMPT]], 32)],
     ids=["prompt only", "padding only", "length 1", "one token, padded", "last token only", "two such rows"],
 )
 def test_nothing_to_learn(compute, rows, seq_len):
@@ -100,12 +100,18 @@ def test_shared_target_distributions_give_the_same_loss(compute):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), plain, shared)
 
 
-def test_a_step_without_supervision_counts_and_moves_nothing(tiny_target, make_drafter, tiny_run):
+def test_a_step_draws_its_own_anchors_and_counts_without_supervision(tiny_target, make_drafter, tiny_run):
     graph, params, rest = nnx.split(make_drafter(tiny_target), nnx.Param, ...)
     target_graph, target_params = nnx.split(tiny_target)
     tx = optimizer(tiny_run)
-    config = StepConfig(graph, target_graph, tx, LossWeights(), (-1, 0), 5, 32, share_targets=False, seed=0)
-    state = TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
-    after, metrics = jax.jit(partial(train_step, config))(state, rest, target_params, batch_of([[PROMPT]], 16))
-    assert after.step == 1 and metrics["loss"] == 0 and metrics["gradient_norm"] == 0
+    config = StepConfig(graph, target_graph, tx, LossWeights(), (-1, 0), 3, 32, share_targets=False, seed=0)
+    step = jax.jit(partial(train_step, config))
+
+    def run(rows, number):
+        return step(TrainState(jnp.int32(number), params, tx.init(params)), rest, target_params, batch_of(rows, 32))
+
+    losses = [run([[LONG]], number)[1]["loss"] for number in (0, 0, 1)]
+    assert losses[0] == losses[1] != losses[2]
+    after, metrics = run([[PROMPT]], 5)
+    assert after.step == 6 and metrics["loss"] == 0 and metrics["gradient_norm"] == 0
     jax.tree.map(np.testing.assert_array_equal, after.params, params)

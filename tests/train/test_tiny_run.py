@@ -38,7 +38,7 @@ def test_metrics_after_one_step(tiny_run, disk_target):
 
 def test_prompts_to_drafter(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train", tiny.__file__, "--steps", "6", "--checkpoint-every", "3"])
+    monkeypatch.setattr(sys, "argv", ["train", tiny.__file__, "--log-every", "10"])
     tiny.write_target(tiny.run.target)
     tiny.write_prompts("runs/tiny/sums.jsonl", count=6)
     Regenerate(
@@ -46,7 +46,7 @@ def test_prompts_to_drafter(tmp_path, monkeypatch, capsys):
     ).run()
     command.main()
     assert "exported" in capsys.readouterr().out
-    assert len((tmp_path / "runs/tiny/metrics.jsonl").read_text().splitlines()) == 1
+    assert len((tmp_path / "runs/tiny/metrics.jsonl").read_text().splitlines()) == 4
     target = load_target(tiny.run.target)
     drafter = load_drafter("runs/tiny/drafter", target=target.model)
     row = json.loads((tmp_path / tiny.run.data[0]).read_text().splitlines()[0])
