@@ -2,8 +2,8 @@
 
     python benchmarks/generate.py --data math=gsm8k.jsonl code=mbpp.jsonl chat=mt-bench.jsonl [--torch]
 
-Prints a table of tokens/s and ratios (medians over prompts of interleaved runs), the number of compilations, and what the
-draft and verify programs move and compute, with the roofline time that implies (a projection, marked as such).
+Prints a table of tokens/s and ratios (medians over prompts of interleaved runs), the number of compilations, and what
+the draft and verify programs move and compute, with the roofline time that implies (a projection, marked as such).
 """
 
 import dataclasses
@@ -39,10 +39,12 @@ console = Console(width=120)
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-    """Attributes:
-    data: DOMAIN=FILE pairs of {"turns": [text, ...]} JSONL.
-    prompts: prompts a domain; repeats: interleaved runs a prompt; max_tokens: new tokens.
-    torch: also run transformers' generate on torch (installed by hand) with the same weights.
+    """Measure single-stream decoding.
+
+    Attributes:
+      data: DOMAIN=FILE pairs of {"turns": [text, ...]} JSONL.
+      prompts: prompts a domain; repeats: interleaved runs a prompt; max_tokens: new tokens.
+      torch: also run transformers' generate on torch (installed by hand) with the same weights.
     """
 
     data: tuple[str, ...]

@@ -102,14 +102,13 @@ class Trainer:
           FloatingPointError: the loss or its gradient is not finite; the last checkpoint stays.
         """
         until = self.run.steps if until is None else until
-        self._first = self.step
         pending, last = None, {}
-        started = time.perf_counter()
-        for step in range(self.step, until):
+        first, started = self.step, time.perf_counter()
+        for step in range(first, until):
             self.state, metrics = self._step(self.state, self._frozen, self._target, self._batch(step))
             if pending is not None:
                 last = self._log(*pending)
-            pending = (step, metrics, (time.perf_counter() - started) / (step + 1 - self._first))
+            pending = (step, metrics, (time.perf_counter() - started) / (step + 1 - first))
             if (step + 1) % self.run.checkpoint_every == 0 or step + 1 == until:
                 # Read first, so that a checkpoint is never of a run that has broken down.
                 last, pending = self._log(*pending), None

@@ -11,6 +11,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from dspark_jax.models.decoder import tokens_only
 from dspark_jax.models.layers import linear
 
 
@@ -69,11 +70,8 @@ class Labels:
 
     def real(self, logits: jax.Array, ids: jax.Array | None = None) -> jax.Array:
         """Float32 logits [n, rows] of the head's rows `ids` (None: all), -inf where a row is no real token."""
-        logits = logits.astype(jnp.float32)
-        if self.num_tokens in (0, self.head.shape[0]):
-            return logits
-        ids = jnp.arange(logits.shape[1]) if ids is None else ids
-        return jnp.where(ids < self.num_tokens, logits, -jnp.inf)
+        rows = self.head.shape[0]
+        return tokens_only(logits.astype(jnp.float32), rows, self.num_tokens or rows, ids)
 
 
 def target_probs(labels: Labels, hidden: jax.Array) -> jax.Array:

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,8 +13,9 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from dspark_jax.checkpoints.default import DEFAULT_TARGET
 from dspark_jax.checkpoints.target import LoadedTarget, load_target
+from dspark_jax.cli.mistakes import told_in_one_line
 from dspark_jax.cli.models import cache_programs, prompt_ids
-from dspark_jax.decoding.generate import CHUNK, Generator, Request
+from dspark_jax.decoding.generate import Generator, Request, whole_chunks
 from dspark_jax.evaluation import generate_many, read_prompts
 
 Name = tuple[str, int]
@@ -91,7 +91,7 @@ class Regenerate:
         out.parent.mkdir(parents=True, exist_ok=True)
         with out.open("a") as file, Progress(*columns, console=console) as progress:
             task, tokens = progress.add_task("answers", total=len(names), tokens=0), 0
-            slots = -(-length // CHUNK) * CHUNK
+            slots = whole_chunks(length)
             for i, generation in generate_many(generator, requests, rows=self.rows, slots=slots):
                 domain, index = names[i]
                 row = {"domain": domain, "index": index, "prompt": waiting[names[i]], "answer": generation.tokens}
@@ -148,13 +148,8 @@ def main() -> None:
     """The command; users' mistakes end with one line on stderr and exit code 2."""
     command = tyro.cli(Regenerate, prog="python -m train.regenerate")
     cache_programs()
-    try:
+    with told_in_one_line("regenerate"):
         command.run()
-    except (ValueError, FileNotFoundError) as error:
-        print(f"regenerate: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The `dspark` console command."""
 
-import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -9,6 +8,7 @@ import tyro
 from dspark_jax.cli.evaluate import Evaluate
 from dspark_jax.cli.generate import Generate
 from dspark_jax.cli.inspect import Inspect
+from dspark_jax.cli.mistakes import told_in_one_line
 
 Command = (
     Annotated[Generate, tyro.conf.subcommand("generate", description="Generate text, drafted and verified.")]
@@ -20,10 +20,5 @@ Command = (
 def main(args: Sequence[str] | None = None) -> None:
     """Runs a subcommand; users' mistakes end with one line on stderr and exit code 2."""
     command = tyro.cli(Command, prog="dspark", args=args, config=(tyro.conf.OmitSubcommandPrefixes,))
-    try:
+    with told_in_one_line("dspark"):
         command.run()
-    except (ValueError, FileNotFoundError) as error:
-        print(f"dspark: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None

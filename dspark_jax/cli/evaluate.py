@@ -9,7 +9,7 @@ from rich.progress import track
 from rich.table import Table
 
 from dspark_jax.cli.models import ModelOptions, progress, prompt_ids
-from dspark_jax.decoding.generate import CHUNK, Generator, Request
+from dspark_jax.decoding.generate import Generator, Request, whole_chunks
 from dspark_jax.evaluation import acceptance, generate_many, read_prompts
 
 
@@ -40,7 +40,7 @@ class Evaluate:
             raise ValueError("evaluate needs a drafter; it is --drafter none now.")
         files = {path: [prompt_ids(target, p) for p in read_prompts(path, self.limit)] for path in self.data}
         longest = max(len(ids) for prompts in files.values() for ids in prompts) + self.max_tokens
-        slots = -(-longest // CHUNK) * CHUNK
+        slots = whole_chunks(longest)
         generator = Generator(target.model, drafter, policy=self.models.policy, block_size=self.models.block_size)
         table = Table(title=f"accepted length, bonus included, {self.limit} prompts a file, {self.max_tokens} tokens")
         for column in ("file", "T", "tau", "95 %", "rounds", "conditional acceptance by position"):

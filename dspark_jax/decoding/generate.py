@@ -220,7 +220,7 @@ class Generator:
         slots = CHUNK * 4
         while slots < need:
             slots *= 2
-        return min(slots, -(-self.max_length // CHUNK) * CHUNK)
+        return min(slots, whole_chunks(self.max_length))
 
     def _state(self, requests: Sequence[Request], slots: int) -> State:
         """A fresh state with the prompts in place and empty caches."""
@@ -452,6 +452,11 @@ def warn_if_useless(generations: Sequence[Generation]) -> None:
             "trained for this very target, and with the chat template and thinking mode of this prompt.",
             mean, len(accepted),
         )  # fmt: skip
+
+
+def whole_chunks(positions: int) -> int:
+    """Cache slots for `positions`: the next multiple of CHUNK."""
+    return -(-positions // CHUNK) * CHUNK
 
 
 def _widen(stop_ids: jax.Array, width: int) -> jax.Array:

@@ -9,7 +9,7 @@ from dspark_jax.drafters.config import DrafterConfig
 from dspark_jax.drafters.heads import HEADS, ConfidenceHead
 from dspark_jax.drafters.protocol import Proposal
 from dspark_jax.models.cache import DenseCache, mix
-from dspark_jax.models.decoder import Decoder
+from dspark_jax.models.decoder import Decoder, tokens_only
 from dspark_jax.models.layers import GatedMLP, Linear, Projections, RMSNorm, linear
 from dspark_jax.models.rope import rotate, rotation
 
@@ -126,10 +126,8 @@ class DSpark(nnx.Module):
     def base_logits(self, target: Decoder, head: jax.Array, hidden: jax.Array) -> jax.Array:
         """U_k: float32 logits [..., draft_rows] of hidden [..., d]; rows that are no real token get -inf."""
         logits = linear(hidden, head).astype(jnp.float32)
-        if target.config.num_tokens == target.config.vocab_size:
-            return logits
-        ids = jnp.arange(head.shape[0]) if self.draft_ids is None else self.draft_ids[...]
-        return jnp.where(ids < target.config.num_tokens, logits, -jnp.inf)
+        ids = None if self.draft_ids is None else self.draft_ids[...]
+        return tokens_only(logits, target.config.vocab_size, target.config.num_tokens, ids)
 
     def correct(
         self, base: jax.Array, hidden: jax.Array, anchor: jax.Array, sampling: Sampling, keys: jax.Array

@@ -91,9 +91,19 @@ class Decoder(nnx.Module):
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Head on hidden [..., d] -> float32 logits [..., v]; padding rows get -inf, so they are never sampled."""
         logits = linear(hidden, self.head_weight).astype(jnp.float32)
-        if self.config.num_tokens == self.config.vocab_size:
-            return logits
-        return jnp.where(jnp.arange(self.config.vocab_size) < self.config.num_tokens, logits, -jnp.inf)
+        return tokens_only(logits, self.config.vocab_size, self.config.num_tokens)
+
+
+def tokens_only(logits: jax.Array, vocab_size: int, num_tokens: int, ids: jax.Array | None = None) -> jax.Array:
+    """Logits [..., rows] with -inf where a row is padding of the table and no token.
+
+    Args:
+      ids: [rows] target ids of the rows; None when the rows are the whole table.
+    """
+    if num_tokens == vocab_size:
+        return logits
+    ids = jnp.arange(vocab_size) if ids is None else ids
+    return jnp.where(ids < num_tokens, logits, -jnp.inf)
 
 
 def check_taps(tap_ids: Sequence[int], num_layers: int) -> tuple[int, ...]:
