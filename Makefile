@@ -12,7 +12,7 @@ test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/dev.stamp
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright --pythonpath $(BIN)/python
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"python >= 3.11 is needed, this is {sys.version}"'

@@ -110,6 +110,7 @@ class ChatTokenizer:
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
+        assert self.template is not None
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse

@@ -142,7 +142,7 @@ def save_drafter(directory: str | Path, drafter: DSpark, *, target: Decoder | No
     if directory.exists() and any(directory.iterdir()) and not (directory / "config.json").is_file():
         raise FileExistsError(f"{directory} exists and holds no drafter; choose another directory.")
     tensors = {name: array.astype(dtype or array.dtype) for name, array in unfold(drafter, drafter_layout(c)).items()}
-    if c.draft_vocab_size:
+    if drafter.draft_ids is not None:
         ids = np.asarray(drafter.draft_ids[...], np.int64)
         tensors[DRAFT_IDS] = ids - np.arange(len(ids))
         tensors[IS_DRAFTED] = np.isin(np.arange(c.vocab_size), ids)

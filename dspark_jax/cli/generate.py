@@ -49,6 +49,7 @@ class Generate:
         if self.compare and drafter is None:
             raise ValueError("--compare needs a drafter; it is --drafter none now.")
         ids = prompt_ids(target, prompt, self.raw)
+        assert target.tokenizer is not None  # `prompt_ids` would have refused
         seed = int(time.time_ns() % 2**31) if self.seed is None else self.seed
         request = Request(ids, self.max_tokens, self.temperature, self.top_k, self.top_p, self.min_p, seed=seed)
         generator = Generator(target.model, drafter, policy=self.models.policy, block_size=self.models.block_size)

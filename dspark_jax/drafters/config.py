@@ -40,7 +40,7 @@ class DrafterConfig:
     mask_token_id: int
     rms_norm_eps: float = 1e-6
     rope: RopeConfig = field(default_factory=RopeConfig)
-    first_slot: Literal[0, 1] = 0
+    first_slot: int = 0
     markov_rank: int = 0
     markov_head_type: HeadType = "vanilla"
     confidence_head: bool = False

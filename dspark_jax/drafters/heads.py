@@ -44,7 +44,8 @@ class MarkovHead(nnx.Module):
         state = self.initial_state(previous.shape[:-1], hidden.dtype)
 
         def body(state, inputs):
-            latent, state = self.step(*inputs, state)
+            previous, hidden = inputs
+            latent, state = self.step(previous, hidden, state)
             return state, latent
 
         steps = (jnp.moveaxis(previous, -1, 0), jnp.moveaxis(hidden, -2, 0))
@@ -94,5 +95,7 @@ class ConfidenceHead(nnx.Module):
 
     def __call__(self, hidden: jax.Array, embedded: jax.Array | None) -> jax.Array:
         """hidden [..., d] and Markov embeddings [..., r] (ignored without them) -> float32 logits [...]."""
-        x = jnp.concatenate([hidden, embedded.astype(hidden.dtype)], axis=-1) if self.with_markov else hidden
-        return self.proj(x)[..., 0].astype(jnp.float32)
+        if self.with_markov:
+            assert embedded is not None
+            hidden = jnp.concatenate([hidden, embedded.astype(hidden.dtype)], axis=-1)
+        return self.proj(hidden)[..., 0].astype(jnp.float32)
