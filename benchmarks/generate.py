@@ -26,7 +26,7 @@ from rich.table import Table
 from dspark_jax.checkpoints.layout import target_layout, unfold
 from dspark_jax.cli.models import ModelOptions, prompt_ids
 from dspark_jax.decoding import generate as generation
-from dspark_jax.decoding.generate import Generator, Request
+from dspark_jax.decoding.generate import Generator, Request, whole_chunks
 from dspark_jax.decoding.keys import Purpose, slot_keys
 from dspark_jax.decoding.sampling import Sampling
 from dspark_jax.evaluation import read_prompts
@@ -59,21 +59,19 @@ def main(options: Benchmark) -> None:
     """Runs everything and prints the tables."""
     target, drafter = options.models.load()
     jax.config.update("jax_compilation_cache_dir", None)
-    plain = Generator(target.model)
-    speculative = Generator(target.model, drafter, policy=options.models.policy, block_size=options.models.block_size)
+    domains = read_domains(target, options)
+    longest = max(len(ids) for prompts in domains.values() for ids in prompts) + options.max_tokens
+    size = {"max_length": whole_chunks(longest)}
+    plain = Generator(target.model, **size)
+    speculative = Generator(
+        target.model, drafter, policy=options.models.policy, block_size=options.models.block_size, **size
+    )
     runners: dict[str, Callable[[Request], list[int]]] = {
         "plain": lambda r: plain.generate([r])[0].tokens,
         "speculative": lambda r: speculative.generate([r])[0].tokens,
     }
     if options.torch:
         runners["transformers"] = torch_runner(target)
-    domains = {}
-    for pair in options.data:
-        name, path = pair.split("=", 1)
-        texts = read_prompts(path)
-        picks = np.random.default_rng(0).permutation(len(texts))
-        ids = [prompt_ids(target, texts[i]) for i in picks]
-        domains[name] = [i for i in ids if len(i) <= 256 - 8][: options.prompts]
     warm = Request(next(iter(domains.values()))[0], options.max_tokens, seed=0)
     for run in runners.values():
         run(warm)
@@ -91,6 +89,17 @@ def main(options: Benchmark) -> None:
     console.print(table)
     recompiles(domains, plain, speculative, compiled)
     programs(target.model, drafter, speculative)
+
+
+def read_domains(target, options) -> dict[str, list[list[int]]]:
+    """Prompt ids by domain, a random choice."""
+    domains = {}
+    for pair in options.data:
+        name, path = pair.split("=", 1)
+        texts = read_prompts(path)
+        picks = np.random.default_rng(0).permutation(len(texts))[: options.prompts]
+        domains[name] = [prompt_ids(target, texts[i]) for i in picks]
+    return domains
 
 
 def measure(prompts, runners, speculative, options) -> tuple[dict, list[float], dict]:

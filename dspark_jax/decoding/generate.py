@@ -99,7 +99,7 @@ class _Plan:
         return Models(nnx.merge(self.target, target), drafter, head)
 
     def round(self, models: Models, state: State) -> State:
-        if self.drafter is None or self.block_size == 0:
+        if self.policy is None:
             return plain_round(models, state)
         return speculative_round(models, state, self.policy, self.block_size)
 
@@ -142,8 +142,8 @@ def _insert(state: State, new: State, rows: jax.Array) -> State:
 class Generator:
     """Generates with a target and, optionally, a drafter.
 
-    Holds the models split once, and the drafter's head prepared once; every call with the same shapes runs the same
-    compiled program, whatever the prompts' lengths and sampling parameters.
+    Holds the models split once, and the drafter's head prepared once; every call with the same number of rows and cache
+    size runs the same compiled program, whatever the prompts' lengths and sampling parameters.
     """
 
     def __init__(
@@ -158,14 +158,15 @@ class Generator:
         """Args:
           policy: how many drafts to verify; None verifies whole blocks.
           block_size: drafts a round, at most what the drafter was trained for; 0 is plain decoding.
-          max_length: positions a row, prompt included; None is the target's own limit.
+          max_length: positions a row, prompt included. Given, caches have just this size, and every request runs the
+            same program; None is the target's own limit, with caches that double as requests need.
 
         Raises:
           ValueError: drafter and target do not fit (see `check_pair`), or a size is out of range.
         """
         if drafter is not None:
             check_pair(target, drafter)
-        trained = 0 if drafter is None else drafter.config.block_size
+        trained: int = 0 if drafter is None else drafter.config.block_size
         block_size = trained if block_size is None else block_size
         if not 0 <= block_size <= trained:
             raise ValueError(
@@ -174,6 +175,7 @@ class Generator:
             )
         drafter = drafter if block_size else None
         self.target_config = target.config
+        self._fixed = max_length is not None
         self.max_length = target.config.max_positions if max_length is None else max_length
         if not 1 < self.max_length <= target.config.max_positions:
             raise ValueError(f"max_length must be within 2..{target.config.max_positions}, got {self.max_length}.")
@@ -215,7 +217,9 @@ class Generator:
             batch.step()
 
     def _slots(self, requests: Sequence[Request]) -> int:
-        """Cache positions for these requests: doubling sizes, so that few programs are ever compiled."""
+        """Cache positions for these requests: the size asked for, or doubling ones, so that few programs compile."""
+        if self._fixed:
+            return whole_chunks(self.max_length)
         need = max(min(np.size(r.prompt) + r.max_tokens, self.max_length) for r in requests) if requests else 1
         slots = CHUNK * 4
         while slots < need:
@@ -288,7 +292,7 @@ class Generator:
             )
         return request
 
-    def _generation(self, tokens, prompt_length, length, finish, rounds, record: Record) -> Generation:
+    def _generation(self, tokens, prompt_length, length, finish, rounds, record) -> Generation:
         none = np.zeros(rounds, np.int32)
         accepted, scheduled = (
             x[:rounds].astype(np.int32) if self._plan.block_size else none for x in (record.accepted, record.scheduled)

@@ -28,6 +28,12 @@ def test_mixed_requests_never_recompile(tiny):
     assert generate._run._cache_size() == before
 
 
+def test_a_given_length_is_the_one_cache_size(tiny_target):
+    generators = Generator(tiny_target, max_length=300), Generator(tiny_target)
+    sizes = [{g._slots([Request([1], n)]) for n in (1, 200, 290)} for g in generators]
+    assert sizes == [{320}, {256, 512}]
+
+
 def test_equal_generators_share_programs(tiny, tiny_target, tiny_drafter):
     tiny.generate([Request([1], 4)])
     before = generate._run._cache_size()
