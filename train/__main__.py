@@ -5,6 +5,7 @@ import sys
 
 import tyro
 
+from dspark_jax.cli.mistakes import told_in_one_line
 from train.config import RunConfig
 from train.loop import Trainer
 
@@ -13,12 +14,14 @@ def main() -> None:
     """Trains to the end of the run and exports the drafter."""
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         raise SystemExit("usage: python -m train configs/RUN.py [--field value ...]")
-    run = runpy.run_path(sys.argv[1])["run"]
-    run = tyro.cli(RunConfig, default=run, args=sys.argv[2:], prog=f"python -m train {sys.argv[1]}")
-    trainer = Trainer(run)
-    print(f"{trainer.data.steps_per_epoch} steps an epoch; starting at step {trainer.step} of {run.steps}", flush=True)
-    trainer.train()
-    print(f"exported {trainer.export()}")
+    with told_in_one_line("train"):
+        run = runpy.run_path(sys.argv[1])["run"]
+        run = tyro.cli(RunConfig, default=run, args=sys.argv[2:], prog=f"python -m train {sys.argv[1]}")
+        trainer = Trainer(run)
+        epoch = trainer.data.steps_per_epoch
+        print(f"{epoch} steps an epoch; starting at step {trainer.step} of {run.steps}", flush=True)
+        trainer.train()
+        print(f"exported {trainer.export()}")
 
 
 if __name__ == "__main__":

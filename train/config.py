@@ -20,6 +20,7 @@ class RunConfig:
         intermediate_size takes the target's.
       draft_vocab_size: most frequent answer tokens that can be drafted; 0 is all.
       warm_start: target layers whose weights the draft layers start from; empty starts at random.
+      initial_drafter: a drafter checkpoint of the same shape to go on from, instead.
       seq_len, batch_size: packed tokens a row, rows a step; num_anchors: blocks sampled a row.
       cache_features: run the target once over all documents and keep its hidden states on disk, instead of on line in
         every step; pays when documents are seen more than once.
@@ -41,6 +42,7 @@ class RunConfig:
     intermediate_size: int = 0
     draft_vocab_size: int = 8192
     warm_start: tuple[int, ...] = ()
+    initial_drafter: str = ""
     seq_len: int = 512
     batch_size: int = 8
     num_anchors: int = 128
@@ -61,6 +63,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.warm_start and len(self.warm_start) != self.num_layers:
             raise ValueError(f"warm_start names {len(self.warm_start)} layers for {self.num_layers} draft layers.")
+        if self.warm_start and self.initial_drafter:
+            raise ValueError("warm_start and initial_drafter both say where the weights come from; give one.")
         for name in ("steps", "batch_size", "seq_len", "num_anchors", "chunk", "checkpoint_every", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import time
 from functools import partial
 from pathlib import Path
@@ -13,8 +14,9 @@ import optax
 import orbax.checkpoint.experimental.v1 as ocp
 from flax import nnx
 
-from dspark_jax.checkpoints.drafter import save_drafter
+from dspark_jax.checkpoints.drafter import load_drafter, save_drafter
 from dspark_jax.checkpoints.target import load_target
+from dspark_jax.drafters.config import DrafterConfig
 from dspark_jax.drafters.dspark import DSpark
 from dspark_jax.models.decoder import Decoder, check_taps
 from train.config import RunConfig
@@ -34,6 +36,17 @@ def optimizer(run: RunConfig) -> optax.GradientTransformation:
     muon = optax.contrib.muon(rate, weight_decay=run.weight_decay, consistent_rms=0.2)
     kinds = optax.partition({"muon": muon, "adam": adam}, _kinds)
     return optax.chain(optax.clip_by_global_norm(run.clip), kinds)
+
+
+def _same_shape(drafter: DSpark, config: DrafterConfig, path: str) -> DSpark:
+    """A loaded drafter, if it is of the shape the run asks for."""
+    theirs, ours = (dataclasses.asdict(dataclasses.replace(c, num_anchors=0)) for c in (drafter.config, config))
+    if changed := {k: (theirs[k], ours[k]) for k in ours if theirs[k] != ours[k]}:
+        raise ValueError(
+            f"the initial drafter {path} is of another shape than the run (field: (there, here)): {changed}. "
+            "Give the run the drafter's own."
+        )
+    return drafter
 
 
 def _kinds(params: nnx.State) -> nnx.State:
@@ -73,7 +86,9 @@ class Trainer:
         self.out.mkdir(parents=True, exist_ok=True)
         policies = ocp.training.preservation_policies
         self.checkpoints = ocp.training.Checkpointer(
-            self.out / "checkpoints", preservation_policy=policies.LatestN(2), cleanup_tmp_directories=True
+            str(self.out / "checkpoints"),
+            preservation_policy=policies.LatestN(2),  # pyright: ignore[reportArgumentType]
+            cleanup_tmp_directories=True,
         )
         self._check_same_run()
         self._features = None
@@ -82,6 +97,7 @@ class Trainer:
             self._features = FeatureCache(directory, self.target, documents, run.tap_ids, run.seq_len, run.batch_size)
         if self.checkpoints.latest is not None:
             self.state = self.checkpoints.load(self.checkpoints.latest, self.state)
+            self._forget_metrics_after(self.step)
 
     @property
     def step(self) -> int:
@@ -128,7 +144,10 @@ class Trainer:
 
     def _build(self, documents) -> DSpark:
         run = self.run
-        drafter = DSpark(run.drafter(self.target.config), rngs=nnx.Rngs(run.seed))
+        config = run.drafter(self.target.config)
+        if run.initial_drafter:
+            return _same_shape(load_drafter(run.initial_drafter, target=self.target), config, run.initial_drafter)
+        drafter = DSpark(config, rngs=nnx.Rngs(run.seed))
         if drafter.draft_ids is not None:
             ids = frequent_tokens(documents, run.draft_vocab_size, self.target.config.stop_ids)
             drafter.draft_ids[...] = jnp.asarray(ids)
@@ -145,8 +164,7 @@ class Trainer:
         if self.checkpoints.latest is None or not path.is_file():
             path.write_text(json.dumps(mine, indent=1) + "\n")
             return
-        # A file written before `crc` was noted lacks it.
-        theirs = {"crc": self.data.crc} | json.loads(path.read_text())
+        theirs = json.loads(path.read_text())
         if changed := {
             k: (theirs.get(k), mine.get(k)) for k in theirs.keys() | mine.keys() if theirs.get(k) != mine.get(k)
         }:
@@ -154,6 +172,16 @@ class Trainer:
                 f"{self.out} holds a run with other settings (field: (there, here)): {changed}. "
                 "Resume with the same settings, or choose another `out`."
             )
+
+    def _forget_metrics_after(self, step: int) -> None:
+        """Drops the lines of steps that a killed run took after its last checkpoint, and that come again."""
+        path = self.out / "metrics.jsonl"
+        if path.is_file():
+            # Only whole lines are anything: a kill may have cut the last one.
+            lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            work = path.with_suffix(".tmp")
+            work.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
+            os.replace(work, path)
 
     def _log(self, step: int, metrics: dict[str, jax.Array], seconds: float) -> dict[str, float]:
         values = {k: v.tolist() for k, v in jax.device_get(metrics).items()}

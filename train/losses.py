@@ -54,6 +54,8 @@ class Labels:
       hidden: [n, d] target hidden states that predict the same tokens; tokens: [n] those tokens.
       shared: instead of `hidden`, ([m, draft_rows] probabilities of `target_table`, [n] rows of it). Blocks at dense
         anchors overlap, and this computes each position's target distribution once.
+      normalizer: [n] log of the sum of exponentials of all the target's logits, where it is known beforehand: then
+        only the draft rows of its head are computed. None otherwise.
       weight: [n] w_k, 0 where nothing is supervised.
       head: [v, d] the target's; draft_head: [draft_rows, d]; draft_ids: [draft_rows] or None.
       num_tokens: rows of the head that are real tokens, the others are never drawn; 0 is all.
@@ -66,6 +68,7 @@ class Labels:
     draft_head: jax.Array
     draft_ids: jax.Array | None
     shared: tuple[jax.Array, jax.Array] | None = None
+    normalizer: jax.Array | None = None
     num_tokens: int = dataclasses.field(default=0, metadata={"static": True})
 
     def real(self, logits: jax.Array, ids: jax.Array | None = None) -> jax.Array:
@@ -74,24 +77,39 @@ class Labels:
         return tokens_only(logits.astype(jnp.float32), rows, self.num_tokens or rows, ids)
 
 
-def target_probs(labels: Labels, hidden: jax.Array) -> jax.Array:
+def target_probs(labels: Labels, hidden: jax.Array, normalizer: jax.Array | None) -> jax.Array:
     """The target's distribution [n, draft_rows] at hidden states [n, d], over what can be drafted."""
-    probs = jax.nn.softmax(labels.real(linear(hidden, labels.head)), axis=-1)
-    return probs if labels.draft_ids is None else probs[:, labels.draft_ids]
+    if labels.draft_ids is None:
+        return jax.nn.softmax(labels.real(linear(hidden, labels.head)), axis=-1)
+    if normalizer is None:
+        return jax.nn.softmax(labels.real(linear(hidden, labels.head)), axis=-1)[:, labels.draft_ids]
+    logits = labels.real(linear(hidden, labels.draft_head), labels.draft_ids)
+    return jnp.exp(logits - normalizer[:, None])
 
 
-def target_table(labels: Labels, hidden: jax.Array, chunk: int) -> jax.Array:
+def target_table(labels: Labels, hidden: jax.Array, normalizer: jax.Array | None, chunk: int) -> jax.Array:
     """`target_probs` of many rows, `chunk` rows at a time."""
-    n = hidden.shape[0]
-    rows = jnp.pad(hidden, ((0, -n % chunk), (0, 0))).reshape(-1, chunk, hidden.shape[1])
-    return jax.lax.map(lambda h: target_probs(labels, h), rows).reshape(-1, labels.draft_head.shape[0])[:n]
+    split, join = _in_chunks(hidden.shape[0], chunk)
+    return join(jax.lax.map(lambda rows: target_probs(labels, *rows), jax.tree.map(split, (hidden, normalizer))))
 
 
-def _sums(predictions: Predictions, labels: Labels, scale: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+def _in_chunks(n: int, chunk: int):
+    """Cutting n rows into chunks of equal size, at most `chunk`, the last padded with zeros; and joining them."""
+    chunk = -(-n // -(-n // chunk))
+    split = lambda x: jnp.pad(x, ((0, -n % chunk), *((0, 0),) * (x.ndim - 1))).reshape(-1, chunk, *x.shape[1:])  # noqa: E731
+    return split, lambda x: x.reshape(-1, *x.shape[2:])[:n]
+
+
+def _sums(predictions: Predictions, labels: Labels, scale: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Scaled sum of the three losses over the rows given, and (ce, l1, confidence sums; accept rate a row)."""
-    p = target_probs(labels, labels.hidden) if labels.shared is None else labels.shared[0][labels.shared[1]]
+    if labels.shared is None:
+        assert labels.hidden is not None
+        p = target_probs(labels, labels.hidden, labels.normalizer)
+    else:
+        p = labels.shared[0][labels.shared[1]]
     logits = linear(predictions.hidden, labels.draft_head)
     if predictions.latent is not None:
+        assert predictions.w2 is not None
         logits = logits + linear(predictions.latent, predictions.w2)
     log_q = jax.nn.log_softmax(labels.real(logits, labels.draft_ids), axis=-1)
     if labels.draft_ids is None:
@@ -109,7 +127,7 @@ def _sums(predictions: Predictions, labels: Labels, scale: jax.Array) -> tuple[j
     if predictions.confidence is not None:
         label, x = jax.lax.stop_gradient(accept), predictions.confidence
         sums[2] = jnp.sum(w * (jax.nn.softplus(x) - label * x))
-    return sum(a * b for a, b in zip(sums, scale, strict=True)), (jnp.stack(sums), accept)
+    return sum((a * b for a, b in zip(sums, scale, strict=True)), jnp.zeros(())), (jnp.stack(sums), accept)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -126,23 +144,21 @@ def chunked_sums(predictions: Predictions, labels: Labels, scale: jax.Array, chu
 
 
 def _chunked(predictions: Predictions, labels: Labels, scale: jax.Array, chunk: int, gradients: bool):
-    n = labels.tokens.shape[0]
-    chunk = -(-n // -(-n // chunk))
-    pad = -n % chunk
+    split, join = _in_chunks(labels.tokens.shape[0], chunk)
     table, where = labels.shared or (None, None)
     per_row = (
         predictions.hidden, predictions.latent, predictions.confidence,
-        labels.hidden, where, labels.tokens, labels.weight,
+        labels.hidden, labels.normalizer, where, labels.tokens, labels.weight,
     )  # fmt: skip
-    split = lambda x: jnp.pad(x, ((0, pad), *((0, 0),) * (x.ndim - 1))).reshape(-1, chunk, *x.shape[1:])  # noqa: E731
-    join = lambda x: x.reshape(-1, *x.shape[2:])[:n]  # noqa: E731
 
     def body(carry, rows):
         total, sums, w2_gradient = carry
-        hidden, latent, confidence, target_hidden, where, tokens, weight = rows
+        hidden, latent, confidence, target_hidden, normalizer, where, tokens, weight = rows
         here = Predictions(hidden, latent, predictions.w2, confidence)
         shared = None if where is None else (table, where)
-        truth = dataclasses.replace(labels, hidden=target_hidden, tokens=tokens, weight=weight, shared=shared)
+        truth = dataclasses.replace(
+            labels, hidden=target_hidden, normalizer=normalizer, tokens=tokens, weight=weight, shared=shared
+        )
         if not gradients:
             loss, (terms, accept) = _sums(here, truth, scale)
             return (total + loss, sums + terms, None), (accept, None)
@@ -158,7 +174,9 @@ def _chunked(predictions: Predictions, labels: Labels, scale: jax.Array, chunk: 
     grad = None
     if gradients:
         hidden, latent, confidence = jax.tree.map(join, rows)
-        grad = Predictions(hidden, latent, None if w2 is None else w2_gradient.astype(w2.dtype), confidence)
+        if w2 is not None and w2_gradient is not None:
+            w2_gradient = w2_gradient.astype(w2.dtype)
+        grad = Predictions(hidden, latent, w2_gradient, confidence)
     return (total, (sums, join(accept))), grad
 
 
@@ -200,7 +218,7 @@ def dspark_loss(
     if predictions.confidence is None:
         scale = scale.at[2].set(0)
     if implementation == "chunked":
-        loss, (sums, accept) = chunked_sums(predictions, labels, scale, chunk)
+        loss, (sums, accept) = chunked_sums(predictions, labels, scale, chunk)  # pyright: ignore[reportGeneralTypeIssues]
     else:
         loss, (sums, accept) = _sums(predictions, labels, scale)
     ce, l1, confidence = jax.lax.stop_gradient(sums) / denominator

@@ -1,10 +1,11 @@
 """One training step: the frozen target runs on line, the drafter learns from its hidden states."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
@@ -14,23 +15,26 @@ from dspark_jax.models.decoder import Decoder
 from train.anchors import block_labels, sample_anchors
 from train.losses import Labels, LossWeights, Predictions, dspark_loss, target_table
 
+Array = TypeVar("Array", jax.Array, np.ndarray)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class TokenBatch:
-    """Packed documents, all [b, t].
+class TokenBatch(Generic[Array]):
+    """Packed documents, all [b, t]; of NumPy arrays on the host, of JAX arrays in a step.
 
     Attributes:
       tokens: ids; supervised: booleans, true on the tokens a drafter learns to predict.
       positions: position in the document; segments: number of the document in its row, -1 on padding.
-      features: the target's final hidden states [b, t, d] and taps [b, t, m * d], or None to run it on line.
+      features: the target's final hidden states [b, t, d], taps [b, t, m * d] and normalizers [b, t] (see
+        `train.losses.Labels`), or None to run it on line.
     """
 
-    tokens: jax.Array
-    supervised: jax.Array
-    positions: jax.Array
-    segments: jax.Array
-    features: tuple[jax.Array, jax.Array] | None = None
+    tokens: Array
+    supervised: Array
+    positions: Array
+    segments: Array
+    features: tuple[Array, Array, Array] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +67,14 @@ def drafter_loss(
     weights: LossWeights,
     chunk: int = 512,
     share_targets: bool = False,
+    normalizers: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Loss of a drafter on blocks at `anchors` [b, a] (kept where `keep`), given the target's hidden states and taps.
 
     Args:
       share_targets: compute the target's distribution once a position ([b * t, draft_rows] in memory) instead of once a
         block position; less work when anchors * g exceeds the sequence.
+      normalizers: [b, t] of the target's logits, where they are known; see `train.losses.Labels`.
 
     Returns:
       The loss and metrics: the three terms, acceptance by position, expected accepted length, confidence error.
@@ -81,7 +87,7 @@ def drafter_loss(
     )
     confidence = drafter.confidence_logits(previous, out)
     latent = drafter.latents(previous, out)
-    flat = lambda x: None if x is None else x.reshape(-1, *x.shape[3:])  # noqa: E731
+    flat = lambda tree: jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), tree)  # noqa: E731
     rows = jnp.arange(hidden.shape[0])[:, None, None]
     predictions = Predictions(
         flat(out), flat(latent), drafter.markov.w2[...] if drafter.markov else None, flat(confidence)
@@ -93,11 +99,14 @@ def drafter_loss(
         head=target.head_weight,
         draft_head=drafter.draft_head(target),
         draft_ids=None if drafter.draft_ids is None else drafter.draft_ids[...],
+        normalizer=None if normalizers is None else flat(normalizers[rows, index - 1]),
         num_tokens=target.config.num_tokens,
     )
     if share_targets:
-        table = target_table(truth, hidden.reshape(-1, hidden.shape[-1]), chunk)
-        truth = dataclasses.replace(truth, hidden=None, shared=(table, flat(rows * hidden.shape[1] + index - 1)))
+        known = None if normalizers is None else normalizers.reshape(-1)
+        table = target_table(truth, hidden.reshape(-1, hidden.shape[-1]), known, chunk)
+        shared = table, flat(rows * hidden.shape[1] + index - 1)
+        truth = dataclasses.replace(truth, hidden=None, normalizer=None, shared=shared)
     loss, metrics = dspark_loss(predictions, jax.lax.stop_gradient(truth), weights, chunk)
     accept = metrics.pop("accept").reshape(mask.shape) * mask
     count = jnp.sum(mask, axis=(0, 1))
@@ -159,14 +168,17 @@ def train_step(
     if batch.features is None:
         with jax.named_scope("target"):
             hidden, taps = target_features(decoder, batch, config.tap_ids)
+        normalizers = None
     else:
-        hidden, taps = (x.astype(decoder.dtype) for x in batch.features)
+        hidden, taps = (x.astype(decoder.dtype) for x in batch.features[:2])
+        normalizers = batch.features[2]
 
     def loss(params):
         drafter = nnx.merge(config.graph, params, frozen)
         return drafter_loss(
-            drafter, decoder, batch, hidden, taps, anchors, keep, config.weights, config.chunk, config.share_targets
-        )
+            drafter, decoder, batch, hidden, taps, anchors, keep,
+            config.weights, config.chunk, config.share_targets, normalizers,
+        )  # fmt: skip
 
     (_, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
     updates, optimizer = config.optimizer.update(gradients, state.optimizer, state.params)

@@ -7,10 +7,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def told_in_one_line(command: str) -> Iterator[None]:
-    """Turns ValueError and FileNotFoundError into a line on stderr and exit code 2, and Ctrl-C into exit code 130."""
+    """Turns mistakes into a line on stderr and exit code 2, and Ctrl-C into exit code 130.
+
+    Mistakes are ValueError, FileNotFoundError, and FloatingPointError of a run that breaks down.
+    """
     try:
         yield
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, FloatingPointError) as error:
         print(f"{command}: {error}", file=sys.stderr)
         raise SystemExit(2) from error
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ TOLERANCE = 1e-5
 V, D, R = 40, 16, 6
 
 
-def rows(n, *, reduced=False, head=True, confidence=True, num_tokens=0):
+def rows(n, *, reduced=False, head=True, confidence=True, num_tokens=0, known=False):
     """Random predictions and labels of n block positions; a third of them unsupervised."""
     draw = np.random.default_rng(n)
     normal = lambda *shape: jnp.asarray(draw.normal(size=shape), jnp.float32)  # noqa: E731
@@ -28,7 +28,11 @@ def rows(n, *, reduced=False, head=True, confidence=True, num_tokens=0):
     )
     tokens = jnp.asarray(draw.integers(num_tokens or V, size=n))
     weight = jnp.asarray(draw.random(n) * (draw.random(n) > 0.3), jnp.float32).at[0].set(1)
-    return predictions, Labels(normal(n, D), tokens, weight, table, draft_head, ids, num_tokens=num_tokens)
+    hidden = normal(n, D)
+    normalizer = jax.nn.logsumexp((hidden @ table.T)[:, : num_tokens or V], axis=-1) if known else None
+    return predictions, Labels(
+        hidden, tokens, weight, table, draft_head, ids, normalizer=normalizer, num_tokens=num_tokens
+    )
 
 
 def written_out(predictions, labels, weights):
@@ -56,6 +60,7 @@ KINDS = {
     "reduced": {"reduced": True},
     "padded": {"num_tokens": 37},
     "reduced, padded": {"reduced": True, "num_tokens": 30},
+    "reduced, normalizer known": {"reduced": True, "num_tokens": 30, "known": True},
     "no head": {"head": False},
     "no confidence": {"confidence": False},
 }

@@ -40,7 +40,8 @@ def test_twenty_steps_are_ten_and_ten(start, tmp_path):
 
 
 def test_a_run_killed_between_checkpoints_repeats_the_steps_since(start, tmp_path):
-    whole, killed = start(checkpoint_every=3), start(checkpoint_every=3, out=str(tmp_path / "killed"))
+    fields = {"checkpoint_every": 3, "log_every": 1}
+    whole, killed = start(**fields), start(**fields, out=str(tmp_path / "killed"))
     whole.train(until=6)
     save = killed.checkpoints.save
 
@@ -56,10 +57,12 @@ def test_a_run_killed_between_checkpoints_repeats_the_steps_since(start, tmp_pat
     half = tmp_path / "killed" / "checkpoints" / "6.orbax-checkpoint-tmp"
     half.mkdir()
     (half / "junk").write_text("half")
-    again = start(checkpoint_every=3, out=str(tmp_path / "killed"))
+    again = start(**fields, out=str(tmp_path / "killed"))
     assert again.step == 3
     again.train(until=6)
     assert_same(whole, again)
+    lines = [(tmp_path / d / "metrics.jsonl").read_text() for d in ("run", "killed")]
+    assert lines[0] == lines[1]
 
 
 def test_other_settings_are_refused(start):
@@ -105,3 +108,17 @@ def test_a_run_that_breaks_down_leaves_a_good_checkpoint(start, at):
     again = start(checkpoint_every=2)
     assert again.step == at - 2
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(again.state))
+
+
+def test_a_run_can_go_on_from_a_drafter(start, tmp_path):
+    first = start()
+    first.train(until=2)
+    path = str(first.export(tmp_path / "exported", dtype=jnp.float32))
+    second = start(out=str(tmp_path / "second"), initial_drafter=path, num_anchors=8)
+    assert second.step == 0
+    jax.tree.map(np.testing.assert_array_equal, first.state.params, second.state.params)
+    np.testing.assert_array_equal(first.drafter.draft_ids[...], second.drafter.draft_ids[...])
+    with pytest.raises(ValueError, match=r"another shape.*block_size.*\(4, 3\)"):
+        start(out=str(tmp_path / "third"), initial_drafter=path, block_size=3)
+    with pytest.raises(ValueError, match="give one"):
+        start(initial_drafter=path, warm_start=(0,))
