@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from dspark_jax.checkpoints.drafter import load_drafter
 from dspark_jax.checkpoints.target import load_target
+from dspark_jax.cli.models import DEFAULT_DRAFTER
+from dspark_jax.decoding.generate import Generator, Request
 from tests.conftest import GOLDENS
 
 pytestmark = pytest.mark.slow
@@ -60,6 +63,24 @@ def test_logits_after_the_prompts_are_the_reference(golden, smollm2):
         values, found = best(weights, tokens, positions, len(ids) - 1)
         np.testing.assert_allclose(values, expected[f"prompt{i}.top10_logits"], rtol=0, atol=1e-3)
         np.testing.assert_array_equal(found, expected[f"prompt{i}.top10_ids"])
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_greedy_text_is_the_reference(golden, smollm2, drafted):
+    drafter = load_drafter(DEFAULT_DRAFTER, target=smollm2.model) if drafted else None
+    generator = Generator(smollm2.model, drafter, max_length=128)
+    expected = golden("smollm2").expected
+    greedy = [expected[f"prompt{i}.greedy"].tolist() for i in range(8)]
+    requests = [Request(expected[f"prompt{i}.ids"].tolist(), len(greedy[i])) for i in range(8)]
+    found = [g.tokens for request in requests for g in generator.generate([request])]
+    if found != greedy:
+        # Where the reference itself is undecided, the first difference is excused, and shown.
+        for i, (ours, theirs) in enumerate(zip(found, greedy, strict=True)):
+            step = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+            if step is not None:
+                margin = float(expected[f"prompt{i}.margin"][step])
+                print(f"prompt {i} differs from step {step} on, where the margin is {margin:.4f}")
+                assert margin < 0.01
 
 
 def test_config_is_what_the_file_says(smollm2):
