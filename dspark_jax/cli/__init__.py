@@ -5,6 +5,7 @@ from typing import Annotated
 
 import tyro
 
+from dspark_jax.cli.calibrate import Calibrate
 from dspark_jax.cli.evaluate import Evaluate
 from dspark_jax.cli.generate import Generate
 from dspark_jax.cli.inspect import Inspect
@@ -13,6 +14,7 @@ from dspark_jax.cli.mistakes import told_in_one_line
 Command = (
     Annotated[Generate, tyro.conf.subcommand("generate", description="Generate text, drafted and verified.")]
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate", description="Measure accepted lengths on prompts.")]
+    | Annotated[Calibrate, tyro.conf.subcommand("calibrate", description="Make confidences probabilities.")]
     | Annotated[Inspect, tyro.conf.subcommand("inspect", description="Print what a checkpoint is.")]
 )
 

@@ -1,6 +1,7 @@
 """`dspark evaluate`: accepted lengths of a drafter on prompts."""
 
 import dataclasses
+from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -8,6 +9,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from dspark_jax.calibration.fingerprint import drafter_fingerprint
+from dspark_jax.calibration.records import join, record_rounds, write_records
 from dspark_jax.cli.models import ModelOptions, progress, prompt_ids
 from dspark_jax.decoding.generate import Generator, Request, whole_chunks
 from dspark_jax.evaluation import acceptance, generate_many, read_prompts
@@ -23,6 +26,7 @@ class Evaluate:
       temperatures: each is measured in turn.
       max_tokens: new tokens a prompt at most.
       rows: prompts at a time.
+      records: an .npz where every round goes, for `dspark calibrate`; a file's stem is its domain.
     """
 
     data: tyro.conf.Positional[tuple[str, ...]]
@@ -31,6 +35,7 @@ class Evaluate:
     temperatures: tuple[float, ...] = (0.0, 1.0)
     max_tokens: int = 128
     rows: int = 8
+    records: str | None = None
     seed: int = 0
 
     def run(self) -> None:
@@ -45,13 +50,21 @@ class Evaluate:
         table = Table(title=f"accepted length, bonus included, {self.limit} prompts a file, {self.max_tokens} tokens")
         for column in ("file", "T", "tau", "95 %", "rounds", "conditional acceptance by position"):
             table.add_column(column)
+        recorded = []
+        about = {"stop_ids": target.config.stop_ids, "drafter": drafter_fingerprint(drafter)}
         for path, prompts in files.items():
             for t in self.temperatures:
                 requests = [Request(p, self.max_tokens, t, seed=self.seed + i) for i, p in enumerate(prompts)]
                 results = generate_many(generator, requests, rows=self.rows, slots=slots)
-                done = list(track(results, f"{path} T={t:g}", len(requests), console=progress))
-                found = acceptance([g for _, g in done], self.models.block_size or drafter.config.block_size)
+                done = dict(track(results, f"{path} T={t:g}", len(requests), console=progress))
+                generations = [done[i] for i in range(len(requests))]
+                found = acceptance(generations, self.models.block_size or drafter.config.block_size)
+                if self.records is not None:
+                    recorded.append(record_rounds(generations, requests, domain=Path(path).stem, **about))
+                    write_records(self.records, join(recorded))
                 rates = " ".join(f"{rate:.2f}" for rate in found.conditional)
                 interval = f"{found.low:.2f} to {found.high:.2f}"
                 table.add_row(path.rsplit("/", 1)[-1], f"{t:g}", f"{found.tau:.2f}", interval, str(found.rounds), rates)
         Console(width=None).print(table)
+        if self.records is not None:
+            progress.print(f"wrote {self.records}")

@@ -1,0 +1,145 @@
+"""`dspark calibrate`: temperatures that make confidences probabilities, and what they are worth."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import tyro
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from dspark_jax.calibration.calibration import (
+    ALL,
+    Calibration,
+    calibrate,
+    measure_domains,
+    read_calibration,
+    write_calibration,
+)
+from dspark_jax.calibration.diagrams import check_plotting, plot_reliability
+from dspark_jax.calibration.drift import Drift, measure_drift
+from dspark_jax.calibration.metrics import BINS, Measures
+from dspark_jax.calibration.records import Records, join, read_records
+from dspark_jax.calibration.scaling import MINIMUM, Objective
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibrate:
+    """Fit temperatures.
+
+    Attributes:
+      records: .npz files that `dspark evaluate --records` wrote.
+      out: where the temperatures go, as JSON that SGLang and TensorRT-LLM read too.
+      check: fit nothing; measure the temperatures in this file on all the records, to see whether they still hold.
+      plot: where reliability diagrams of the prompts held out go (.png, .svg, .pdf).
+      drift: also fit on every domain, and on all but every domain, and measure on each.
+      domain: only rounds of these domains; all when absent.
+      temperature: only rounds sampled at this temperature; all when absent.
+      objective: what the fit minimises: ece as in the paper, or likelihood, steadier on few rounds.
+      held_out: share of every domain's prompts that temperatures are measured on, and not fitted on.
+      seed: of the split.
+      bins: of the calibration error.
+      minimum: rounds that must have tested a position, or it keeps temperature 1.
+    """
+
+    records: tyro.conf.Positional[tuple[str, ...]]
+    out: str = "calibration.json"
+    check: str | None = None
+    plot: str | None = None
+    drift: bool = False
+    domain: tuple[str, ...] = ()
+    temperature: float | None = None
+    objective: Objective = "ece"
+    held_out: float = 0.5
+    seed: int = 0
+    bins: int = BINS
+    minimum: int = MINIMUM
+
+    def run(self) -> None:
+        """Prints calibration error and discrimination by position before and after, for the mix and every domain."""
+        if not self.records:
+            raise ValueError("expected at least one file of records; `dspark evaluate DATA --records FILE` writes one.")
+        if self.plot is not None:
+            check_plotting()
+        records = self._read()
+        console = Console()
+        if self.check is not None:
+            known = read_calibration(self.check)
+            temperatures = known.temperatures_for(records.block_size, records.drafter)
+            known = dataclasses.replace(known, temperatures=temperatures, bins=self.bins)
+            measured, measures = records, measure_domains(records, temperatures, self.bins)
+            self._print(console, known, measures, f"{self.check} on all rounds")
+        else:
+            names = ("objective", "held_out", "seed", "bins", "minimum")
+            options = {name: getattr(self, name) for name in names}
+            known = calibrate(records, **options)
+            measured = records.split(self.held_out, self.seed)[1]
+            self._print(console, known, known.measures, "prompts held out")
+            if self.drift:
+                console.print("mean ECE on prompts held out of each domain, by what temperatures were fitted on")
+                console.print(drift_table(measure_drift(records, **options)))
+            write_calibration(self.out, known)
+            console.print(f"wrote {self.out}")
+        if self.plot is not None:
+            plot_reliability(self.plot, measured, known)
+            console.print(f"wrote {self.plot}")
+
+    def _read(self) -> Records:
+        records = join([read_records(path) for path in self.records])
+        records = records.of_domain(*self.domain) if self.domain else records
+        if self.temperature is None:
+            return records
+        records = records.where(records.temperature == np.float32(self.temperature))
+        if not len(records):
+            raise ValueError(f"no rounds were sampled at temperature {self.temperature:g}.")
+        present = set(records.domain.tolist())
+        return records.of_domain(*(name for i, name in enumerate(records.domains) if i in present))
+
+    def _print(
+        self, console: Console, known: Calibration, measures: Mapping[str, tuple[Measures, Measures]], where: str
+    ) -> None:
+        console.print("temperatures: " + " ".join(f"{t:.3f}" for t in known.temperatures), soft_wrap=True)
+        for domain, (before, after) in measures.items():
+            if len(measures) == 2 and domain != ALL:
+                continue  # the only domain is the mix
+            errors = f"mean ECE {_share(before.mean_ece)} before, {_share(after.mean_ece)} after"
+            console.print(f"{domain}, {where}: {errors}", soft_wrap=True)
+            console.print(position_table(before, after))
+
+
+def position_table(before: Measures, after: Measures) -> Table:
+    """How good survival is at every draft position, before and after: the table of the paper's Figure 6.
+
+    `of c` is the AUC of the draft's own confidence where it was tested, which no temperature changes; `chance` the ECE
+    that perfect probabilities would show on as many rounds.
+    """
+    table = Table(box=SIMPLE_HEAD, collapse_padding=True)
+    for column in ("draft", "rounds", "AUC", "after", "of c", "ECE", "after", "chance", "Brier", "after"):
+        table.add_column(column, justify="right")
+    for k in range(len(before.rounds)):
+        table.add_row(
+            str(k + 1), str(before.rounds[k]),
+            _number(before.auc[k]), _number(after.auc[k]), _number(after.confidence_auc[k]),
+            _share(before.ece[k]), _share(after.ece[k]), _share(after.chance[k]),
+            _number(before.brier[k]), _number(after.brier[k]),
+        )  # fmt: skip
+    return table
+
+
+def drift_table(drift: Drift) -> Table:
+    """Mean ECE of temperatures fitted on one mix (rows) and measured on a domain (columns)."""
+    table = Table(box=SIMPLE_HEAD)
+    for column in ("fitted on", "temperatures", *drift.measured_on):
+        table.add_column(column, justify="left" if column == "fitted on" else "right")
+    for name, temperatures, errors in zip(drift.fitted_on, drift.temperatures, drift.ece, strict=True):
+        table.add_row(name, " ".join(f"{t:.2f}" for t in temperatures), *map(_share, errors))
+    return table
+
+
+def _number(x: float) -> str:
+    return "-" if x != x else f"{x:.3f}"
+
+
+def _share(x: float) -> str:
+    return "-" if x != x else f"{x:.2%}"

@@ -1,0 +1,73 @@
+"""`dspark calibrate` on written records."""
+
+import json
+
+import numpy as np
+import pytest
+
+from dspark_jax.calibration import Records, read_calibration, read_records, write_records
+from dspark_jax.cli import main
+
+
+def write(path, domains=("math", "chat"), n=2000):
+    random = np.random.default_rng(0)
+    z = random.normal(1, 1.5, (n, 3))
+    accepted = np.cumprod(random.random((n, 3)) < 1 / (1 + np.exp(-z)), axis=1).sum(1)
+    number = np.arange(n)
+    records = Records(
+        (2 * z).astype(np.float32), np.full(n, 3), accepted, number // 10, number // 10 % len(domains),
+        number // 10 % 2, domains, "d0",
+    )  # fmt: skip
+    write_records(path, records)
+
+
+def test_it_prints_tables_and_writes_temperatures_and_a_picture(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    records, out, picture = (str(tmp_path / name) for name in ("r.npz", "sts.json", "r.png"))
+    write(records)
+    main(["calibrate", records, "--out", out, "--plot", picture, "--drift", "--minimum", "30"])
+    text = capsys.readouterr().out
+    for words in ("all domains, prompts held out", "math, prompts held out", "chat, prompts held out", "fitted on"):
+        assert words in text
+    known = read_calibration(out)
+    assert len(known.temperatures) == 3 and known.drafter == "d0" and (tmp_path / "r.png").stat().st_size > 10_000
+    main(["calibrate", records, "--check", out, "--temperature", "1"])
+    text = capsys.readouterr().out
+    assert "on all rounds" in text and " ".join(f"{t:.3f}" for t in known.temperatures) in text
+    assert "1000" in text and "math" not in text, "prompts of temperature 1 are those of chat"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "expected at least one file of records"),
+        (["nowhere.npz"], "nowhere.npz does not exist"),
+        (["r.npz", "--temperature", "0.5"], "no rounds were sampled at temperature 0.5"),
+        (["r.npz", "--drift"], "at least two domains"),
+        (["r.npz", "--held-out", "1"], "held_out must be"),
+        (["r.npz", "--bins", "0"], "bins must be 1 or more"),
+        (["r.npz", "--check", "nowhere.json"], "nowhere.json does not exist"),
+    ],
+)
+def test_mistakes_end_with_exit_code_2_and_a_message(args, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "r.npz", domains=("math",))
+    with pytest.raises(SystemExit) as ended:
+        main(["calibrate", *args])
+    assert ended.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_rounds_of_the_default_models_are_recorded_and_calibrated(tmp_path, capsys):
+    prompts = {"math": ["What is 17 * 24?", "Add 3 and 4."], "chat": ["Name a colour.", "Greet me."]}
+    files = {domain: tmp_path / f"{domain}.jsonl" for domain in prompts}
+    for domain, path in files.items():
+        path.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in prompts[domain]))
+    records, out = (str(tmp_path / name) for name in ("r.npz", "sts.json"))
+    options = ["--max-tokens", "24", "--temperatures", "0", "1", "--rows", "4", "--records", records]
+    main(["evaluate", *map(str, files.values()), *options])
+    found = read_records(records)
+    assert found.domains == ("math", "chat") and set(found.temperature) == {0, 1} and len(set(found.prompt)) == 4
+    assert np.isfinite(found.confidence_logits).all() and found.accepted.any()
+    main(["calibrate", records, "--out", out, "--minimum", "5"])
+    assert read_calibration(out).drafter == found.drafter
