@@ -1,11 +1,12 @@
-"""`dspark calibrate` on written records."""
+"""`dspark evaluate --records`, and `dspark calibrate` on what it wrote."""
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
-from dspark_jax.calibration import Records, read_calibration, read_records, write_records
+from dspark_jax.calibration import Records, drafter_fingerprint, read_calibration, read_records, write_records
 from dspark_jax.cli import main
 
 
@@ -55,6 +56,32 @@ def test_mistakes_end_with_exit_code_2_and_a_message(args, message, tmp_path, ca
     with pytest.raises(SystemExit) as ended:
         main(["calibrate", *args])
     assert ended.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.fixture
+def quick_compilation():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def test_evaluate_records_every_round(golden, tmp_path, monkeypatch, quick_compilation):
+    monkeypatch.setattr("dspark_jax.cli.models.cache_programs", lambda: None)
+    monkeypatch.setattr("dspark_jax.cli.evaluate.prompt_ids", lambda _, text: [1 + ord(c) % 30 for c in text])
+    directory = golden("qwen3_dspark_markov").directory
+    files = [tmp_path / "math.jsonl", tmp_path / "chat.jsonl"]
+    for path, texts in zip(files, ("ab", "bcd"), strict=True):
+        path.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in texts))
+    models = ["--target", str(directory / "target"), "--drafter", str(directory / "draft")]
+    records = tmp_path / "r.npz"
+    main(["evaluate", *map(str, files), *models, "--max-tokens", "12", "--rows", "2", "--records", str(records)])
+    found = read_records(records)
+    assert found.domains == ("math", "chat") and set(found.temperature) == {0, 1} and len(set(found.prompt)) == 4
+    assert found.block_size == golden("qwen3_dspark_markov").drafter.config.block_size
+    assert found.drafter == drafter_fingerprint(golden("qwen3_dspark_markov").drafter)
+    for temperature in (0, 1):
+        part = found.where(found.temperature == temperature)
+        assert set(part.of_domain("math").prompt) & set(part.of_domain("chat").prompt), "both hold the prompt b"
 
 
 @pytest.mark.slow
