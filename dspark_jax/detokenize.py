@@ -11,7 +11,8 @@ KEPT = 16
 class Detokenizer:
     """Emits text as soon as it is final: bytes of an unfinished character wait for the rest of it.
 
-    The pieces joined are the decoding of the whole list, for byte-level tokenizers. The cost a token stays constant.
+    The pieces joined are the decoding of the whole list, for byte-level tokenizers and those that fall back to bytes.
+    The cost a token stays constant.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, skip: Collection[int] = ()):
@@ -32,14 +33,15 @@ class Detokenizer:
 
     def _one(self, token: int) -> str:
         self._tokens.append(token)
-        text, final = self._decode()
-        piece, self._emitted = text[self._emitted : final], max(final, self._emitted)
-        if len(self._tokens) >= 2 * KEPT:
-            self._tokens = self._tokens[-KEPT:]
-            self._emitted = self._decode()[1]
-        return piece
-
-    def _decode(self) -> tuple[str, int]:
-        """The text of the kept tokens, and how much of it is final: bytes yet to come may only change a last U+FFFD."""
         text = self.tokenizer.decode(self._tokens)
-        return text, len(text) - text.endswith("\ufffd")
+        # Bytes to come may change any U+FFFD at the end; in a long run of them all but the last are meant.
+        long = len(self._tokens) >= 4 * KEPT
+        final = max(len(text.rstrip("\ufffd")), len(text) - 1 if long else 0)
+        piece, self._emitted = text[self._emitted : final], max(final, self._emitted)
+        if len(self._tokens) >= 2 * KEPT and (final == len(text) or long):
+            kept = self._tokens[-KEPT:]
+            short = self.tokenizer.decode(kept)
+            # A cut inside a character would change what follows it.
+            if text.endswith(short) or long:
+                self._tokens, self._emitted = kept, max(len(short) - len(text) + self._emitted, 0)
+        return piece

@@ -17,9 +17,14 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[str]:
       FileNotFoundError: no such file; ValueError: a row of another form.
     """
     prompts = []
-    for number, line in enumerate(Path(path).read_text().splitlines(), 1):
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), 1):
+        if not line.strip():
+            continue
         try:
-            prompts.append(json.loads(line)["turns"][0])
+            turns = json.loads(line)["turns"]
+            if not (isinstance(turns, list) and isinstance(turns[0], str)):
+                raise TypeError(f"turns is {turns!r:.40}")
+            prompts.append(turns[0])
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise ValueError(f'{path}:{number} is not {{"turns": [text, ...]}} ({error}).') from error
     return prompts[:limit]

@@ -41,6 +41,10 @@ def test_prompts_are_read_with_their_line_on_error(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text(json.dumps({"turns": ["a", "b"]}) + "\n" + json.dumps({"turns": ["c"]}) + "\n")
     assert read_prompts(path) == ["a", "c"] and read_prompts(path, 1) == ["a"]
-    path.write_text('{"text": "a"}\n')
-    with pytest.raises(ValueError, match=r"p\.jsonl:1"):
-        read_prompts(path)
+    # JSON leaves the line separator U+2028 as it stands.
+    path.write_text('{"turns": ["a\u2028b"]}\n\n{"turns": ["é"]}\n\n', encoding="utf-8")
+    assert read_prompts(path) == ["a\u2028b", "é"]
+    for row in ('{"text": "a"}', '{"turns": "hello"}', '{"turns": []}', '{"turns": [3]}'):
+        path.write_text("\n" + row + "\n")
+        with pytest.raises(ValueError, match=r"p\.jsonl:2 "):
+            read_prompts(path)

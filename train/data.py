@@ -20,19 +20,29 @@ class Piece(NamedTuple):
     count: int
 
 
-def read_documents(paths: Sequence[str]) -> list[tuple[np.ndarray, int]]:
+def read_documents(paths: Sequence[str], vocab_size: int) -> list[tuple[np.ndarray, int]]:
     """Documents of JSONL rows {"prompt": ids, "answer": ids}: their tokens and where the answer starts.
+
+    Args:
+      vocab_size: ids must be below it.
 
     Raises:
       FileNotFoundError: no such file; ValueError: a row that is not such an object, with its file and line.
     """
     documents = []
     for path in paths:
-        for number, line in enumerate(Path(path).read_text().splitlines(), 1):
+        for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), 1):
+            if not line.strip():
+                continue
             try:
                 row = json.loads(line)
                 prompt, answer = row["prompt"], row["answer"]
-                tokens = np.asarray([*prompt, *answer], np.int32)
+                tokens = np.asarray([*prompt, *answer])
+                if tokens.dtype.kind != "i" or tokens.ndim != 1:
+                    raise TypeError("not lists of whole numbers")
+                if tokens.min() < 0 or tokens.max() >= vocab_size:
+                    raise ValueError(f"ids {tokens.min()}..{tokens.max()}, the target has 0..{vocab_size - 1}")
+                tokens = tokens.astype(np.int32)
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
                     f'{path}:{number} is not {{"prompt": [ids], "answer": [ids]}} ({error}); '

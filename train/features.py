@@ -1,7 +1,10 @@
 """Hidden states of the frozen target, computed once and kept on disk, for runs of several epochs on little hardware."""
 
+import errno
 import json
+import math
 import os
+import shutil
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,24 +38,29 @@ class FeatureCache:
         """Fills what is missing, `rows` rows of `seq_len` tokens at a time.
 
         Raises:
-          ValueError: a document longer than a row, or features of other documents or taps in `directory`.
+          ValueError: a document longer than a row, or features in `directory` that are cut short, or of other documents
+            or taps, or of another target; OSError: the disk has no room for them.
         """
         if long := [i for i, (tokens, _) in enumerate(documents) if len(tokens) > seq_len]:
             raise ValueError(f"documents {long[:5]} are longer than seq_len {seq_len}; raise it or use live features.")
         directory.mkdir(parents=True, exist_ok=True)
+        graph, params = nnx.split(target)
+        of = _fingerprint(params)
         self.hidden_size = target.config.hidden_size
         self.starts = np.cumsum([0, *(len(tokens) for tokens, _ in documents)])
         note = directory / "done.json"
-        done = json.loads(note.read_text()) if note.is_file() else _note([], tap_ids)
+        done = json.loads(note.read_text()) if note.is_file() else _note([], tap_ids, of)
         have = done["documents"]
-        here = _note(documents[:have], tap_ids)
+        here = _note(documents[:have], tap_ids, of)
         if done != here:
-            raise ValueError(f"{directory} holds features of other documents or taps; delete it to compute them anew.")
-        count, mode = int(self.starts[-1]), "r+" if have else "w+"
-        shape = (count, (1 + len(tap_ids)) * self.hidden_size)
-        self.array = np.memmap(directory / "features.bf16", ml_dtypes.bfloat16, mode, shape=shape)
-        self.normalizers = np.memmap(directory / "normalizers.f32", np.float32, mode, shape=count)
-        graph, params = nnx.split(target)
+            raise ValueError(
+                f"{directory} holds features of other documents or taps, or of another target; delete it to compute "
+                "them anew."
+            )
+        count, filled = int(self.starts[-1]), int(self.starts[have])
+        width = (1 + len(tap_ids)) * self.hidden_size
+        self.array = _map(directory / "features.bf16", ml_dtypes.bfloat16, (count, width), filled)
+        self.normalizers = _map(directory / "normalizers.f32", np.float32, (count,), filled)
 
         @jax.jit
         def run(params, batch):
@@ -79,7 +87,7 @@ class FeatureCache:
             self.normalizers.flush()
             have = chunk[-1][-1].document + 1
             work = note.with_suffix(".tmp")
-            work.write_text(json.dumps(_note(documents[:have], tap_ids)))
+            work.write_text(json.dumps(_note(documents[:have], tap_ids, of)))
             os.replace(work, note)
             print(f"target features: {have} of {len(documents)} documents", flush=True)
 
@@ -97,10 +105,33 @@ class FeatureCache:
         return out[..., : self.hidden_size], out[..., self.hidden_size :], normalizers
 
 
-def _note(documents: Sequence[tuple[np.ndarray, int]], tap_ids: Sequence[int]) -> dict:
-    """What features belong to: the documents' number, tokens and lengths, and the taps."""
+def _map(path: Path, dtype, shape: tuple[int, ...], filled: int) -> np.memmap:
+    """A file as an array that can be written; its first `filled` rows must be there already.
+
+    Writing to a memory map on a full disk kills the process, so room is asked for first.
+    """
+    path.touch()
+    have, row = path.stat().st_size, math.prod(shape[1:]) * np.dtype(dtype).itemsize
+    if have < filled * row:
+        raise ValueError(f"{path} has {have} bytes, expected {filled * row}; delete {path.parent} to compute it anew.")
+    missing, free = shape[0] * row - have, shutil.disk_usage(path.parent).free
+    if missing > free:
+        raise OSError(errno.ENOSPC, f"{missing / 1e9:.2f} GB are missing for features, {free / 1e9:.2f} GB free", path)
+    return np.memmap(path, dtype, "r+", shape=shape)
+
+
+def _fingerprint(params: nnx.State) -> int:
+    """A checksum that tells targets apart: the head of every parameter."""
+    crc = 0
+    for leaf in jax.tree.leaves(params):
+        crc = zlib.crc32(np.asarray(leaf.ravel()[:4096]).tobytes(), crc)
+    return crc
+
+
+def _note(documents: Sequence[tuple[np.ndarray, int]], tap_ids: Sequence[int], target: int) -> dict:
+    """What features belong to: the documents' number, tokens and lengths, the taps, and the target."""
     crc = 0
     for tokens, _ in documents:
         crc = zlib.crc32(tokens.tobytes(), crc)
     lengths = zlib.crc32(np.array([len(tokens) for tokens, _ in documents], np.int64).tobytes())
-    return {"documents": len(documents), "crc": crc, "lengths": lengths, "taps": list(tap_ids)}
+    return {"documents": len(documents), "crc": crc, "lengths": lengths, "taps": list(tap_ids), "target": target}

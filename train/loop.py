@@ -58,6 +58,14 @@ def _kinds(params: nnx.State) -> nnx.State:
     return nnx.map_state(lambda path, variable: variable.replace(kind(path, variable)), params)
 
 
+def _step(line: str) -> int:
+    """The step of a metrics line; 0 for one that a kill or a full disk has broken."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
 class Trainer:
     """Owns the state of one run."""
 
@@ -71,7 +79,7 @@ class Trainer:
         self.out = Path(run.out).absolute()
         self.target = load_target(run.target).model if target is None else target
         check_taps(run.tap_ids, self.target.config.num_layers)
-        documents = read_documents(run.data)
+        documents = read_documents(run.data, self.target.config.num_tokens)
         self.data = PackedData(documents, run.seq_len, run.batch_size, run.seed)
         drafter = self._build(documents)
         graph, params, frozen = nnx.split(drafter, nnx.Param, ...)
@@ -97,7 +105,7 @@ class Trainer:
             self._features = FeatureCache(directory, self.target, documents, run.tap_ids, run.seq_len, run.batch_size)
         if self.checkpoints.latest is not None:
             self.state = self.checkpoints.load(self.checkpoints.latest, self.state)
-            self._forget_metrics_after(self.step)
+        self._forget_metrics_after(self.step)
 
     @property
     def step(self) -> int:
@@ -177,10 +185,9 @@ class Trainer:
         """Drops the lines of steps that a killed run took after its last checkpoint, and that come again."""
         path = self.out / "metrics.jsonl"
         if path.is_file():
-            # Only whole lines are anything: a kill may have cut the last one.
-            lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
             work = path.with_suffix(".tmp")
-            work.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
+            lines = path.read_text().splitlines(keepends=True)
+            work.write_text("".join(line for line in lines if line.endswith("\n") and 0 < _step(line) <= step))
             os.replace(work, path)
 
     def _log(self, step: int, metrics: dict[str, jax.Array], seconds: float) -> dict[str, float]:

@@ -113,7 +113,7 @@ def _sums(predictions: Predictions, labels: Labels, scale: jax.Array) -> tuple[j
         logits = logits + linear(predictions.latent, predictions.w2)
     log_q = jax.nn.log_softmax(labels.real(logits, labels.draft_ids), axis=-1)
     if labels.draft_ids is None:
-        row, known = labels.tokens, jnp.ones_like(labels.tokens, bool)
+        row, known = labels.tokens, labels.tokens < (labels.num_tokens or labels.head.shape[0])
     else:
         row = jnp.minimum(jnp.searchsorted(labels.draft_ids, labels.tokens), len(labels.draft_ids) - 1)
         known = labels.draft_ids[row] == labels.tokens

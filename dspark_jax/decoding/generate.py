@@ -188,7 +188,7 @@ class Generator:
         self._create_cache = target.create_cache
         self._create_draft_cache = None if drafter is None else drafter.create_cache
         # A block may reach past the last position, by the slots of its drafts.
-        self._slack = 0 if drafter is None else block_size + 2
+        self._slack = 0 if drafter is None else trained + 2
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         """Generates for all requests as one batch, in one XLA program without host synchronisation inside."""
@@ -220,7 +220,7 @@ class Generator:
         """Cache positions for these requests: the size asked for, or doubling ones, so that few programs compile."""
         if self._fixed:
             return whole_chunks(self.max_length)
-        need = max(min(np.size(r.prompt) + r.max_tokens, self.max_length) for r in requests) if requests else 1
+        need = max(min(np.size(r.prompt) + int(r.max_tokens), self.max_length) for r in requests) if requests else 1
         slots = CHUNK * 4
         while slots < need:
             slots *= 2
@@ -235,8 +235,9 @@ class Generator:
         for i, request in enumerate(requests):
             tokens[i, : len(request.prompt)] = self._checked(request, slots).prompt
         lengths = np.array([len(r.prompt) for r in requests], np.int32)
-        caps = np.array([r.max_tokens for r in requests], np.int64)
-        limit = np.minimum(lengths + caps, min(self.max_length, slots)).astype(np.int32)
+        room = min(self.max_length, slots)
+        # In Python's integers: a cap such as sys.maxsize must not wrap around.
+        limit = np.array([min(len(r.prompt) + int(r.max_tokens), room) for r in requests], np.int32)
         stops = [sorted({*r.stop_ids, *(() if r.ignore_eos else self.target_config.stop_ids)}) for r in requests]
         stop_ids = np.full((n, max(STOP_SLOTS, *map(len, stops))), -1, np.int32)
         for i, ids in enumerate(stops):

@@ -43,7 +43,7 @@ class Sampling:
           ValueError: a value out of range, or a sequence whose length is not `batch`.
         """
         return cls(
-            _row(batch, "temperature", temperature, np.float32, 0, float(np.finfo(np.float32).max)),
+            _row(batch, "temperature", temperature, np.float32, 0, 1e30),
             _row(batch, "top_k", top_k, np.int32, -1, np.iinfo(np.int32).max),
             _row(batch, "top_p", top_p, np.float32, 0, 1),
             _row(batch, "min_p", min_p, np.float32, 0, 1),

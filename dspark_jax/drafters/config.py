@@ -92,6 +92,8 @@ class DrafterConfig:
         needed += ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
         if missing := [name for name in needed if config.get(name) is None]:
             raise ValueError(f"the drafter's config.json lacks {missing}.")
+        if (act := config.get("hidden_act", "silu")) != "silu":
+            raise ValueError(f"the drafter's hidden_act {act!r} is not supported; expected 'silu'.")
         if window_of(config):
             raise ValueError(
                 f"the drafter attends through a sliding window ({config['sliding_window']}), which is not supported; "

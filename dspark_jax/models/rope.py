@@ -93,8 +93,10 @@ def _renamed(place: Mapping[str, Any] | None) -> dict[str, Any]:
     place = dict(place or {})
     if nested := sorted(k for k, v in place.items() if isinstance(v, Mapping)):
         raise ValueError(f"RoPE parameters per layer type ({nested}) are not supported; expected one RoPE.")
-    kinds = [place.pop(name) for name in ("type", "rope_type") if name in place]
-    return {**place, "rope_type": kinds[-1]} if kinds else place
+    kinds = {place.pop(name) for name in ("type", "rope_type") if name in place} - {None}
+    if len(kinds) > 1:
+        raise ValueError(f"the config gives RoPE's type as {sorted(kinds)}; expected one value.")
+    return {**place, "rope_type": kinds.pop()} if kinds else place
 
 
 def _llama3(inv: np.ndarray, p: Mapping[str, float]) -> np.ndarray:

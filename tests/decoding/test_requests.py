@@ -106,6 +106,24 @@ def test_shorter_blocks_and_none_are_lossless(counter):
         assert result.confidence_logits.shape == (len(lengths) if size else 0, size)
 
 
+def test_a_cap_beyond_all_limits_is_the_limit(tiny_target, together):
+    limited = Generator(tiny_target, max_length=64)
+    for cap in (2**63 - 1, 10**30, np.int64(2**63 - 1)):
+        (result,) = limited.generate([Request([5, 6, 7], cap, ignore_eos=True)])
+        assert len(result.tokens) == 61 and result.finish_reason == "length"
+
+
+def test_confidences_at_the_end_do_not_depend_on_the_cache_size(tiny_target, tiny_drafter):
+    generator = Generator(tiny_target, tiny_drafter, block_size=2)
+    request = Request(list(range(30)), 34, ignore_eos=True)
+    batch = Batch(generator, rows=1, slots=64)
+    batch.admit({0: request})
+    batch.step(rounds=40)
+    alone = generator.generate([request])[0]
+    assert batch.result(0).tokens == alone.tokens
+    np.testing.assert_allclose(batch.result(0).confidence_logits, alone.confidence_logits, atol=1e-4)
+
+
 def test_a_useless_drafter_is_hinted_at(counter, caplog):
     request = Request([4], 100, ignore_eos=True)
     with caplog.at_level(logging.WARNING):

@@ -65,15 +65,30 @@ def test_frequent_tokens():
     assert frequent_tokens(documents, 6, always=[]).tolist() == [0, 1, 2, 3, 5, 7]
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", '{"prompt": [1]}', '{"prompt": ["a"], "answer": []}'])
+BAD = [
+    "{",
+    "[1]",
+    '{"prompt": [1]}',
+    '{"prompt": ["a"], "answer": []}',
+    '{"prompt": "12", "answer": "34"}',
+    '{"prompt": [1], "answer": [1.7]}',
+    '{"prompt": [], "answer": []}',
+    '{"prompt": [[1, 2]], "answer": [[3, 4]]}',
+    '{"prompt": [1], "answer": [-5]}',
+    '{"prompt": [1], "answer": [40]}',
+    '{"prompt": [1099511627776], "answer": [1]}',
+]
+
+
+@pytest.mark.parametrize("line", BAD)
 def test_a_bad_row_names_its_line(tmp_path, line):
     path = tmp_path / "data.jsonl"
-    path.write_text(json.dumps({"prompt": [1], "answer": [2]}) + "\n" + line + "\n")
-    with pytest.raises(ValueError, match=r"data.jsonl:2 "):
-        read_documents([path])
+    path.write_text(json.dumps({"prompt": [1], "answer": [39]}) + "\n\n" + line + "\n")
+    with pytest.raises(ValueError, match=r"data.jsonl:3 "):
+        read_documents([path], vocab_size=40)
 
 
 def test_no_documents(tmp_path):
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(ValueError, match="no documents"):
-        read_documents([tmp_path / "empty.jsonl"])
+        read_documents([tmp_path / "empty.jsonl"], vocab_size=40)

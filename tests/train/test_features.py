@@ -1,11 +1,14 @@
 """Cached hidden states against live ones, and what happens to a killed pass."""
 
 import dataclasses
+import os
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from train import features
 from train.data import PackedData
@@ -85,6 +88,29 @@ def test_features_of_something_else_are_refused(tmp_path, tiny_target, documents
     cache(tmp_path, tiny_target)
     with pytest.raises(ValueError, match="other documents or taps"):
         cache(tmp_path, tiny_target, documents, taps)
+
+
+def test_features_of_another_target_are_refused(tmp_path, tiny_target):
+    cache(tmp_path, tiny_target)
+    graph, weights = nnx.split(tiny_target)
+    other = nnx.merge(graph, jax.tree.map(lambda x: x * 1.5, weights))
+    with pytest.raises(ValueError, match="another target"):
+        cache(tmp_path, other)
+
+
+@pytest.mark.parametrize("name", ["features.bf16", "normalizers.f32"])
+def test_features_cut_short_are_refused(tmp_path, tiny_target, name):
+    cache(tmp_path, tiny_target)
+    size = (tmp_path / name).stat().st_size
+    os.truncate(tmp_path / name, size // 3)
+    with pytest.raises(ValueError, match=f"{name} has {size // 3} bytes, expected {size}"):
+        cache(tmp_path, tiny_target)
+
+
+def test_a_full_disk_is_noticed_before_any_work(tmp_path, tiny_target, monkeypatch):
+    monkeypatch.setattr(features.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(OSError, match=r"GB are missing for features, 0\.00 GB free"):
+        cache(tmp_path, tiny_target)
 
 
 def test_a_document_longer_than_a_row_is_refused(tmp_path, tiny_target):

@@ -1,5 +1,6 @@
 """The chunked loss against its plain twin, the equations written out, and numbers computed by hand."""
 
+import dataclasses
 import math
 
 import jax
@@ -105,6 +106,15 @@ def test_padding_rows_take_no_mass():
     predictions, labels = rows(12, num_tokens=37)
     gradient = jax.grad(lambda p: dspark_loss(p, labels, LossWeights(), 5)[0])(predictions)
     assert not np.any(gradient.w2[37:]) and np.all(np.any(gradient.w2[:37], axis=1))
+
+
+@pytest.mark.parametrize("implementation", ["chunked", "dense"])
+def test_a_masked_label_that_is_no_token_counts_for_nothing(implementation):
+    predictions, labels = rows(12, num_tokens=37)
+    tokens, weight = labels.tokens.at[3].set(38), labels.weight.at[3].set(0)
+    odd, even = (dataclasses.replace(labels, tokens=t, weight=weight) for t in (tokens, labels.tokens))
+    losses = [dspark_loss(predictions, x, LossWeights(), 5, implementation)[0] for x in (odd, even)]
+    assert np.isfinite(losses[0]) and losses[0] == losses[1]
 
 
 def test_one_block_of_four_by_hand():

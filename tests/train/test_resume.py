@@ -5,6 +5,7 @@ The number of steps is part of the compiled program (of its schedule), so tests 
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +64,18 @@ def test_a_run_killed_between_checkpoints_repeats_the_steps_since(start, tmp_pat
     assert_same(whole, again)
     lines = [(tmp_path / d / "metrics.jsonl").read_text() for d in ("run", "killed")]
     assert lines[0] == lines[1]
+
+
+def test_metrics_of_a_run_without_a_checkpoint_come_once(start, tmp_path):
+    path = tmp_path / "run" / "metrics.jsonl"
+    start(log_every=1).train(until=2)
+    whole = path.read_text()
+    for name in ("checkpoints", "run.json"):
+        found = tmp_path / "run" / name
+        found.unlink() if found.is_file() else shutil.rmtree(found)
+    path.write_text(whole + '{"step": 3, "lo\n')
+    start(log_every=1).train(until=2)
+    assert path.read_text() == whole
 
 
 def test_other_settings_are_refused(start):
