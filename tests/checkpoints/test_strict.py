@@ -3,6 +3,7 @@
 import json
 import re
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -74,4 +75,19 @@ def test_weights_that_are_no_floats_are_refused(tmp_path):
     name = "model.layers.1.mlp.up_proj.weight"
     save_file({**tensors, name: tensors[name].astype(np.int8)}, path / "model.safetensors")
     with pytest.raises(ValueError, match=rf"'{name}' in \S+ is int8, expected floats"):
+        load_target(path)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_refused(tmp_path, dtype, value):
+    path = write_target(tmp_path / "model", make_target())
+    tensors = {k: v.astype(dtype) for k, v in load_file(path / "model.safetensors").items()}
+    name = "model.layers.1.self_attn.k_proj.weight"
+    tensors[name][0, 1] = ml_dtypes.finfo(dtype).min
+    save_file(tensors, path / "model.safetensors")
+    load_target(path)
+    tensors[name][-1, -1] = value
+    save_file(tensors, path / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"'{name}' in \S+model\.safetensors holds NaN or infinite.*fetch it again"):
         load_target(path)
