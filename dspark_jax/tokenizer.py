@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from dspark_jax.checkpoints.json_file import read_json
 from dspark_jax.models.config import token_ids
+from dspark_jax.models.fields import refusal
 
 
 class ChatTokenizer:
@@ -56,10 +57,12 @@ class ChatTokenizer:
         path = directory / "tokenizer_config.json"
         config = read_json(path) if path.is_file() else {}
         template = config.get("chat_template")
-        if isinstance(template, list):
-            template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        if isinstance(template, list) and all(isinstance(entry, Mapping) for entry in template):
+            template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
         if (directory / "chat_template.jinja").is_file():
-            template = (directory / "chat_template.jinja").read_text()
+            template = (directory / "chat_template.jinja").read_text(encoding="utf-8")
+        if not isinstance(template, str | None):
+            raise refusal(path.name, "chat_template", template, "a string, or objects with a name and a template")
         try:
             tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
         except Exception as error:  # `tokenizers` raises nothing narrower
@@ -67,8 +70,8 @@ class ChatTokenizer:
         return cls(
             tokenizer,
             template=template,
-            bos_token=_text(config.get("bos_token")),
-            eos_token=_text(config.get("eos_token")),
+            bos_token=_token(config, "bos_token"),
+            eos_token=_token(config, "eos_token"),
             add_bos=bool(config.get("add_bos_token", False)),
         )
 
@@ -126,5 +129,9 @@ def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, 
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
-def _text(token: Any) -> str | None:
-    return token.get("content") if isinstance(token, Mapping) else token
+def _token(config: Mapping[str, Any], name: str) -> str | None:
+    value = config.get(name)
+    text = value.get("content") if isinstance(value, Mapping) else value
+    if not isinstance(text, str | None):
+        raise refusal("tokenizer_config.json", name, value, "a string, or an object with its content")
+    return text

@@ -105,6 +105,12 @@ def test_directory_gives_tokenizer_template_and_special_tokens(tmp_path):
     assert (chat.template, chat.eos_ids, chat.bos_token, chat.add_bos) == ("D", (257,), "<bos>", True)
     (tmp_path / "chat_template.jinja").write_text("J")
     assert ChatTokenizer.from_directory(tmp_path).template == "J"
+    (tmp_path / "chat_template.jinja").unlink()
+    for wrong in ({"eos_token": 5}, {"bos_token": {"content": 5}}, {"chat_template": {}}, {"chat_template": ["D"]}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(wrong))
+        with pytest.raises(ValueError, match=rf"tokenizer_config\.json: {next(iter(wrong))} is .*, expected a string"):
+            ChatTokenizer.from_directory(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_text('{"cut": ')
         with pytest.raises(ValueError, match=f"{name} is no"):

@@ -10,6 +10,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from dspark_jax.models.config import TargetConfig, token_ids
+from dspark_jax.models.fields import whole
 from dspark_jax.models.rope import RopeConfig
 from dspark_jax.tokenizer import ChatTokenizer
 
@@ -99,8 +100,13 @@ class GGUFSource:
 
     @property
     def _heads(self) -> tuple[int, int]:
-        heads = self.need(f"{self.architecture}.attention.head_count")
-        return heads, self.field(f"{self.architecture}.attention.head_count_kv", heads)
+        heads = self._size("attention.head_count")
+        return heads, self._size("attention.head_count_kv", heads)
+
+    def _size(self, key: str, default: int | None = None) -> int:
+        """A whole number of at least 1 from the architecture's metadata, which must be there without a default."""
+        key = f"{self.architecture}.{key}"
+        return whole(key, self.need(key) if default is None else self.field(key, default), place=str(self.path))
 
     @cached_property
     def _tokens(self) -> list[str]:
@@ -113,8 +119,8 @@ class GGUFSource:
         """The target's config from the metadata."""
         a = self.architecture
         heads, kv_heads = self._heads
-        hidden = self.need(f"{a}.embedding_length")
-        head_dim = self.field(f"{a}.attention.key_length", hidden // heads)
+        hidden = self._size("embedding_length")
+        head_dim = self._size("attention.key_length", hidden // heads)
         theta = self.field(f"{a}.rope.freq_base", 10000.0)
         kind = self.field(f"{a}.rope.scaling.type", "none")
         if ROPE_FREQS in {t.name for t in self.reader.tensors} or kind not in ("none", "linear", "yarn"):
@@ -130,8 +136,8 @@ class GGUFSource:
             model_type=a,
             vocab_size=len(self.need("tokenizer.ggml.tokens")),
             hidden_size=hidden,
-            intermediate_size=self.need(f"{a}.feed_forward_length"),
-            num_layers=self.need(f"{a}.block_count"),
+            intermediate_size=self._size("feed_forward_length"),
+            num_layers=self._size("block_count"),
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
@@ -143,7 +149,7 @@ class GGUFSource:
             attention_bias="model.layers.0.self_attn.q_proj.bias" in self._tensors,
             output_bias="model.layers.0.self_attn.o_proj.bias" in self._tensors,
             mlp_bias="model.layers.0.mlp.down_proj.bias" in self._tensors,
-            max_positions=self.field(f"{a}.context_length", 8192),
+            max_positions=self._size("context_length", 8192),
             num_tokens=len(self._tokens),
             stop_ids=tuple(sorted({i for key in ("eos", "eot") for i in token_ids(self._special(key))})),
         )
@@ -186,7 +192,9 @@ class GGUFSource:
         )
 
     def _special(self, role: str) -> int | None:
-        return self.field(f"tokenizer.ggml.{role}_token_id")
+        key = f"tokenizer.ggml.{role}_token_id"
+        value = self.field(key)
+        return None if value is None else whole(key, value, 0, len(self._tokens) - 1, place=str(self.path))
 
 
 def _hf_name(name: str, path: Path) -> str:

@@ -90,6 +90,6 @@ def read_directory(path: Path) -> tuple[TargetConfig, TensorSource, ChatTokenize
     tokenizer = ChatTokenizer.from_directory(path) if (path / "tokenizer.json").is_file() else None
     generation = path / "generation_config.json"
     more = read_json(generation).get("eos_token_id") if generation.is_file() else None
-    stops = {*config.stop_ids, *token_ids(more), *(tokenizer.eos_ids if tokenizer else ())}
+    stops = {*config.stop_ids, *token_ids(more, generation.name), *(tokenizer.eos_ids if tokenizer else ())}
     tokens = min(tokenizer.num_tokens, config.vocab_size) if tokenizer else config.vocab_size
     return dataclasses.replace(config, stop_ids=tuple(sorted(stops)), num_tokens=tokens), source, tokenizer

@@ -35,8 +35,9 @@ class SafetensorsSource:
         self._handles, self._where = {}, {}
         index_path = self.directory / "model.safetensors.index.json"
         index = read_json(index_path).get("weight_map") if index_path.is_file() else None
-        if index_path.is_file() and not isinstance(index, dict):
-            raise ValueError(f"{index_path} has no weight_map, expected tensor names with their shards.")
+        named = isinstance(index, dict) and all(isinstance(shard, str) for shard in index.values())
+        if index_path.is_file() and not named:
+            raise ValueError(f"{index_path} has no weight_map of tensor names with their shards; fetch it again.")
         for path in self._files(index):
             try:
                 handle = safe_open(path, framework="np")

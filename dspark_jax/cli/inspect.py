@@ -16,6 +16,7 @@ from dspark_jax.checkpoints.layout import check, target_layout
 from dspark_jax.checkpoints.target import read_directory, read_gguf
 from dspark_jax.checkpoints.tensors import SafetensorsSource, TensorSource
 from dspark_jax.drafters.config import ARCHITECTURE, DrafterConfig
+from dspark_jax.models.fields import items
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Inspect:
 def is_drafter(path: Path) -> bool:
     """Whether a directory's config names the drafter architecture."""
     config = path / "config.json"
-    return config.is_file() and ARCHITECTURE in (read_json(config).get("architectures") or [])
+    return config.is_file() and ARCHITECTURE in items(read_json(config), "architectures")
 
 
 def inspect_target(path: Path) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dspark_jax.models.config import window_of
+from dspark_jax.models.config import sizes, window_of
+from dspark_jax.models.fields import flag, items, whole
 from dspark_jax.models.rope import RopeConfig
 
 HeadType = Literal["vanilla", "gated", "rnn"]
@@ -83,9 +84,9 @@ class DrafterConfig:
         """Reads a released drafter's `config.json` (DeepSpec `Qwen3DSparkModel`).
 
         Raises:
-          ValueError: another architecture, a sliding window, or a missing field.
+          ValueError: another architecture, a sliding window, or a field that is absent or of another type.
         """
-        architecture = (config.get("architectures") or [None])[0]
+        architecture = (items(config, "architectures") or [None])[0]
         if architecture != ARCHITECTURE:
             raise ValueError(f"drafter architecture {architecture!r} is not supported; expected {ARCHITECTURE!r}.")
         needed = ("block_size", "target_layer_ids", "num_target_layers", "mask_token_id", "num_hidden_layers")
@@ -99,33 +100,24 @@ class DrafterConfig:
                 f"the drafter attends through a sliding window ({config['sliding_window']}), which is not supported; "
                 "expected full_attention in every layer."
             )
-        rank = config.get("markov_rank") or 0
-        confidence = bool(config.get("enable_confidence_head"))
-        slot = int(config.get("first_prediction_slot", 0))
-        heads = config["num_attention_heads"]
+        confidence = flag(config, "enable_confidence_head")
         return cls(
-            vocab_size=config["vocab_size"],
-            hidden_size=config["hidden_size"],
-            intermediate_size=config["intermediate_size"],
-            num_layers=config["num_hidden_layers"],
-            num_heads=heads,
-            num_kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            block_size=config["block_size"],
-            tap_ids=tuple(config["target_layer_ids"]),
-            num_target_layers=config["num_target_layers"],
-            mask_token_id=config["mask_token_id"],
-            rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+            **sizes(config),
+            block_size=whole("block_size", config["block_size"]),
+            tap_ids=tuple(whole("target_layer_ids", i, least=-1) for i in items(config, "target_layer_ids")),
+            num_target_layers=whole("num_target_layers", config["num_target_layers"]),
+            mask_token_id=whole("mask_token_id", config["mask_token_id"], least=None),
             rope=RopeConfig.from_hf(config),
-            first_slot=slot,
-            markov_rank=rank,
+            first_slot=whole("first_prediction_slot", config.get("first_prediction_slot", 0), least=None),
+            markov_rank=whole("markov_rank", config.get("markov_rank") or 0, least=0),
             markov_head_type=config.get("markov_head_type") or "vanilla",
             confidence_head=confidence,
-            confidence_with_markov=confidence and bool(config.get("confidence_head_with_markov")),
-            draft_vocab_size=config.get("draft_vocab_size") or 0,
-            num_anchors=config.get("num_anchors", 512),
-            attention_bias=bool(config.get("attention_bias")),
-            max_positions=config.get("max_position_embeddings", 8192),
+            confidence_with_markov=confidence and flag(config, "confidence_head_with_markov"),
+            draft_vocab_size=whole("draft_vocab_size", config.get("draft_vocab_size") or 0, least=0),
+            num_anchors=whole("num_anchors", config.get("num_anchors", 512), least=0),
+            attention_bias=flag(config, "attention_bias"),
+            qk_norm=flag(config, "qk_norm", default=True),
+            mlp_bias=flag(config, "mlp_bias"),
         )
 
     def to_hf(self) -> dict[str, Any]:
@@ -139,6 +131,8 @@ class DrafterConfig:
             extra["markov_head_type"] = self.markov_head_type
         if self.confidence_head:
             extra["confidence_head_with_markov"] = self.confidence_with_markov
+        if self.mlp_bias or not self.qk_norm:
+            extra |= {"mlp_bias": self.mlp_bias, "qk_norm": self.qk_norm}
         return {
             "architectures": [ARCHITECTURE],
             "model_type": "qwen3",

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dspark_jax.models.fields import flag, items, number, section, whole
 from dspark_jax.models.rope import RopeConfig
 
 
@@ -63,9 +64,10 @@ class TargetConfig:
           tied: whether the weights hold a head of their own; None trusts the flag in the file.
 
         Raises:
-          ValueError: the architecture, activation, RoPE or attention window is not supported.
+          ValueError: the architecture, activation, RoPE or attention window is not supported, or a field is absent or
+            of another type.
         """
-        text = {**config, **dict(config.get("text_config") or {})}
+        text = {**config, **section(config, "text_config")}
         model_type = text.get("model_type")
         if model_type not in ("llama", "qwen3"):
             raise ValueError(f"model_type {model_type!r} is not supported; expected 'llama' or 'qwen3'.")
@@ -79,44 +81,50 @@ class TargetConfig:
         needed = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
         if missing := [name for name in needed if text.get(name) is None]:
             raise ValueError(f"the target's config.json lacks {missing}.")
-        heads = text["num_attention_heads"]
         return cls(
             model_type=model_type,
-            vocab_size=text["vocab_size"],
-            hidden_size=text["hidden_size"],
-            intermediate_size=text["intermediate_size"],
-            num_layers=text["num_hidden_layers"],
-            num_heads=heads,
-            num_kv_heads=text.get("num_key_value_heads") or heads,
-            head_dim=text.get("head_dim") or text["hidden_size"] // heads,
-            rms_norm_eps=text.get("rms_norm_eps", 1e-6),
+            **sizes(text),
             rope=RopeConfig.from_hf(text),
             tie_embeddings=tied_flag(config) if tied is None else tied,
             qk_norm=model_type == "qwen3",
-            attention_bias=bool(text.get("attention_bias", False)),
-            output_bias=bool(text.get("attention_bias", False)),
-            mlp_bias=bool(text.get("mlp_bias", False)),
-            max_positions=text.get("max_position_embeddings", 8192),
+            attention_bias=flag(text, "attention_bias"),
+            output_bias=flag(text, "attention_bias"),
+            mlp_bias=flag(text, "mlp_bias"),
             stop_ids=token_ids(text.get("eos_token_id")),
         )
+
+
+def sizes(text: Mapping[str, Any]) -> dict[str, Any]:
+    """What targets and drafters share of a `config.json`, under the names of our configs."""
+    hidden, heads = (whole(name, text[name]) for name in ("hidden_size", "num_attention_heads"))
+    return {
+        "vocab_size": whole("vocab_size", text["vocab_size"]),
+        "hidden_size": hidden,
+        "intermediate_size": whole("intermediate_size", text["intermediate_size"]),
+        "num_layers": whole("num_hidden_layers", text["num_hidden_layers"]),
+        "num_heads": heads,
+        "num_kv_heads": whole("num_key_value_heads", text.get("num_key_value_heads") or heads),
+        "head_dim": whole("head_dim", text.get("head_dim") or hidden // heads),
+        "rms_norm_eps": number("rms_norm_eps", text.get("rms_norm_eps", 1e-6)),
+        "max_positions": whole("max_position_embeddings", text.get("max_position_embeddings", 8192)),
+    }
 
 
 def window_of(text: Mapping[str, Any]) -> bool:
     """Whether any layer of this config attends through a sliding window."""
     if not text.get("sliding_window") or text.get("use_sliding_window") is False:
         return False
-    kinds = text.get("layer_types")
-    return bool(text.get("use_sliding_window")) if kinds is None else "sliding_attention" in kinds
+    if text.get("layer_types") is None:
+        return bool(text.get("use_sliding_window"))
+    return "sliding_attention" in items(text, "layer_types")
 
 
 def tied_flag(config: Mapping[str, Any]) -> bool:
     """`tie_word_embeddings`, which some configs keep only in `text_config` (and leave at its default outside)."""
-    nested = config.get("text_config") or {}
-    return any(bool(place.get("tie_word_embeddings")) for place in (config, nested))
+    return any(flag(place, "tie_word_embeddings") for place in (config, section(config, "text_config")))
 
 
-def token_ids(value: Any) -> tuple[int, ...]:
-    """Normalises an id, a list of ids or None to a sorted tuple."""
-    if value is None:
-        return ()
-    return tuple(sorted({int(v) for v in (value if isinstance(value, list | tuple) else [value])}))
+def token_ids(value: Any, place: str = "config.json") -> tuple[int, ...]:
+    """Normalises an `eos_token_id`, which is an id, a list of ids or None, to a sorted tuple."""
+    ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
+    return tuple(sorted({whole("eos_token_id", i, least=None, place=place) for i in ids}))

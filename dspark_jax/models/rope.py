@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dspark_jax.models.fields import section
+
 
 @dataclass(frozen=True)
 class RopeConfig:
@@ -37,9 +39,16 @@ class RopeConfig:
                 f"RoPE type {self.kind!r} is not supported; expected one of {sorted(self.REQUIRED)}. "
                 "Use a checkpoint with one of these, or add the type to dspark_jax/models/rope.py."
             )
-        missing = [name for name in self.REQUIRED[self.kind] if name not in dict(self.scaling)]
-        if missing:
-            raise ValueError(f"RoPE type {self.kind!r} needs {missing} in its parameters, got {dict(self.scaling)}.")
+        p = dict(self.scaling)
+        if missing := [name for name in self.REQUIRED[self.kind] if name not in p]:
+            raise ValueError(f"RoPE type {self.kind!r} needs {missing} in its parameters, got {p}.")
+        if not 1 < self.theta < math.inf:
+            raise ValueError(f"RoPE's rope_theta is {self.theta:g}, expected a number above 1.")
+        for name in self.REQUIRED[self.kind]:
+            if not 0 < p[name] < math.inf:
+                raise ValueError(f"RoPE's {name} is {p[name]:g}, expected a number above 0.")
+        if self.kind == "llama3" and not p["low_freq_factor"] < p["high_freq_factor"]:
+            raise ValueError(f"RoPE's high_freq_factor is {p['high_freq_factor']:g}, expected more than the low one.")
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "RopeConfig":
@@ -50,14 +59,13 @@ class RopeConfig:
         """
         outer = {k: config.get(k) for k in ("rope_theta", "partial_rotary_factor")}
         scaling: dict[str, Any] = {}
-        for place in (outer, _renamed(config.get("rope_scaling")), _renamed(config.get("rope_parameters"))):
+        for place in (outer, _renamed(config, "rope_scaling"), _renamed(config, "rope_parameters")):
             for name, value in place.items():
                 if value is not None and scaling.setdefault(name, value) != value:
                     raise ValueError(
                         f"the config gives RoPE's {name} as {scaling[name]} and as {value}; expected one value."
                     )
         kind = scaling.pop("rope_type", "default")
-        theta = scaling.pop("rope_theta", 10000.0)
         partial = scaling.pop("partial_rotary_factor", None)
         if partial not in (None, 1, 1.0):
             raise ValueError(
@@ -67,8 +75,8 @@ class RopeConfig:
             scaling["original_max_position_embeddings"] = config.get("max_position_embeddings")
         if odd := {k: v for k, v in scaling.items() if not isinstance(v, int | float)}:
             raise ValueError(f"RoPE parameters {odd} are not supported; expected numbers.")
-        values = tuple(sorted((k, float(v)) for k, v in scaling.items()))
-        return cls(theta=float(theta), kind=kind, scaling=values)
+        theta = float(scaling.pop("rope_theta", 10000.0))
+        return cls(theta=theta, kind=kind, scaling=tuple(sorted((k, float(v)) for k, v in scaling.items())))
 
     def to_hf(self) -> dict[str, Any]:
         """The `rope_parameters` entry of a Hugging Face config."""
@@ -88,12 +96,12 @@ class RopeConfig:
         return inv.astype(np.float32), 1.0
 
 
-def _renamed(place: Mapping[str, Any] | None) -> dict[str, Any]:
+def _renamed(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A `rope_scaling` or `rope_parameters` entry with its type under one name."""
-    place = dict(place or {})
+    place = section(config, name)
     if nested := sorted(k for k, v in place.items() if isinstance(v, Mapping)):
         raise ValueError(f"RoPE parameters per layer type ({nested}) are not supported; expected one RoPE.")
-    kinds = {place.pop(name) for name in ("type", "rope_type") if name in place} - {None}
+    kinds = {str(kind) for kind in (place.pop("type", None), place.pop("rope_type", None)) if kind is not None}
     if len(kinds) > 1:
         raise ValueError(f"the config gives RoPE's type as {sorted(kinds)}; expected one value.")
     return {**place, "rope_type": kinds.pop()} if kinds else place

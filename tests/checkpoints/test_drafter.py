@@ -56,6 +56,12 @@ def test_load_export_load_is_the_identity(golden, gated, tmp_path, name, tables)
     assert ("lm_head.weight" in load_file(tmp_path / "again" / "model.safetensors")) == tables
 
 
+@pytest.mark.parametrize("changes", [{"mlp_bias": True}, {"qk_norm": False}, {"attention_bias": True}])
+def test_shapes_beyond_the_released_ones_survive_writing(tmp_path, changes):
+    drafter = make_drafter(**changes)
+    assert_same(load_drafter(save_drafter(tmp_path / "d", drafter)), drafter)
+
+
 def test_reduced_vocabulary_is_written_as_offsets_and_marks(gated, tmp_path):
     tensors = load_file(save_drafter(tmp_path / "d", gated) / "model.safetensors")
     np.testing.assert_array_equal(tensors["d2t"], np.arange(1, 21))  # ids 1, 3, .., 39 of rows 0, 1, .., 19
@@ -89,7 +95,18 @@ def test_bad_id_map_is_refused(gated, tmp_path, change, says):
         ({"vocab_size": None}, r"lacks \['vocab_size'\]"),
         ({"target_layer_ids": [0, 1]}, r"within -1\.\.0 for a target of 2 layers"),
         ({"target_layer_ids": [0, -1]}, "strictly increasing"),
-        ({"block_size": 0}, "block_size must be at least 1"),
+        ({"block_size": 0}, r"config\.json: block_size is 0, expected a whole number of at least 1"),
+        ({"block_size": 3.0}, r"block_size is 3\.0, expected a whole"),
+        ({"num_target_layers": "2"}, "num_target_layers is '2', expected a whole"),
+        ({"target_layer_ids": 0}, "target_layer_ids is 0, expected a list"),
+        ({"target_layer_ids": ["0"]}, "target_layer_ids is '0', expected a whole"),
+        ({"mask_token_id": "39"}, "mask_token_id is '39', expected a whole"),
+        ({"markov_rank": "4"}, "markov_rank is '4', expected a whole"),
+        ({"draft_vocab_size": -1}, "draft_vocab_size is -1, expected a whole"),
+        ({"enable_confidence_head": "yes"}, "enable_confidence_head is 'yes', expected true or false"),
+        ({"hidden_size": "16"}, "hidden_size is '16', expected a whole"),
+        ({"max_position_embeddings": None}, "max_position_embeddings is None, expected a whole"),
+        ({"architectures": 3}, "architectures is 3, expected a list"),
         ({"markov_head_type": "lstm"}, "'lstm' unknown"),
         ({"architectures": ["LlamaForCausalLM"]}, "'LlamaForCausalLM' is not supported"),
         (

@@ -122,6 +122,10 @@ def test_any_cut_file_is_an_error_that_names_it(tmp_path, llama):
         ({"llama.rope.scaling.type": "longrope"}, "RoPE scaling 'longrope'"),
         ({"pre": "gemma4"}, r"pre-tokenizer 'gemma4' is not supported"),
         ({"llama.embedding_length": 32}, r"'lm_head\.weight' in \S+ has shape \(264, 16\), expected \(264, 32\)"),
+        ({"llama.attention.head_count": 0}, r"m\.gguf: llama\.attention\.head_count is 0, expected a whole"),
+        ({"llama.block_count": "two"}, r"llama\.block_count is 'two', expected a whole"),
+        ({"tokenizer.ggml.eos_token_id": 261}, r"ggml\.eos_token_id is 261, expected a whole number within 0\.\.260"),
+        ({"tokenizer.ggml.bos_token_id": 2**31}, r"ggml\.bos_token_id is 2147483648, expected a whole"),
         ({"tensors": {}}, r"missing 'model\.embed_tokens\.weight'"),
     ],
 )

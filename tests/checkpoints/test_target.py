@@ -106,7 +106,14 @@ def test_missing_or_cut_shard_and_wrong_index_are_named(tmp_path, model):
     (tmp_path / "model-1.safetensors").write_bytes(whole)
     with pytest.raises(ValueError, match=r"stands in both model-1\.safetensors and model-2"):
         load_target(tmp_path)
-    for broken, says in (('{"weight_map": {', "is not whole JSON"), ("{}", "has no weight_map"), ("[]", "JSON list")):
+    broken_indices = [
+        ('{"weight_map": {', "is not whole JSON"),
+        ("{}", "has no weight_map"),
+        ("[]", "JSON list"),
+        ('{"weight_map": {"a": 1}}', "has no weight_map"),
+        ('{"weight_map": {"a": ["b"]}}', "has no weight_map"),
+    ]
+    for broken, says in broken_indices:
         index.write_text(broken)
         with pytest.raises(ValueError, match=rf"index\.json.*{says}"):
             load_target(tmp_path)

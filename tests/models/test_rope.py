@@ -91,6 +91,11 @@ def test_yarn_extends_the_whole_window_unless_it_says_otherwise():
         ({"rope_scaling": YARN, "rope_parameters": {"rope_type": "default"}}, "rope_type as yarn and as default"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "per layer type"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"rope_theta": 0}, "rope_theta is 0, expected a number above 1"),
+        ({"rope_theta": "1e4"}, r"\{'rope_theta': '1e4'\} are not supported; expected numbers"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor is 0, expected a number above 0"),
+        ({"rope_scaling": {"type": ["linear"]}}, "not supported; expected one of"),
+        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1}}, "high_freq_factor is 1, expected more than"),
         ({"rope_scaling": {"type": "default", "mrope_section": [16, 24, 24]}}, "mrope_section.*expected numbers"),
     ],
 )
