@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from numbers import Integral
 from typing import Any
@@ -220,7 +220,8 @@ class Generator:
         """Cache positions for these requests: the size asked for, or doubling ones, so that few programs compile."""
         if self._fixed:
             return whole_chunks(self.max_length)
-        need = max(min(np.size(r.prompt) + int(r.max_tokens), self.max_length) for r in requests) if requests else 1
+        ends = [len(r.prompt) + int(r.max_tokens) for r in map(self._checked, requests)]
+        need = min(max(ends, default=1), self.max_length)
         slots = CHUNK * 4
         while slots < need:
             slots *= 2
@@ -268,7 +269,7 @@ class Generator:
             ),
         )
 
-    def _checked(self, request: Request, slots: int) -> Request:
+    def _checked(self, request: Request, slots: int | None = None) -> Request:
         prompt = np.asarray(request.prompt)
         if prompt.ndim != 1:
             raise ValueError(f"a prompt must be one list of token ids, got {request.prompt!r:.60}.")
@@ -281,11 +282,14 @@ class Generator:
                 f"prompt ids must be within 0..{self.target_config.vocab_size - 1}, got {prompt.min()}..{prompt.max()}."
             )
         if not isinstance(request.max_tokens, Integral) or request.max_tokens < 1:
-            raise ValueError(f"max_tokens must be a whole number of at least 1, got {request.max_tokens}.")
+            raise ValueError(f"max_tokens must be a whole number of at least 1, got {request.max_tokens!r}.")
+        ids, known = request.stop_ids, range(self.target_config.vocab_size)
+        if not isinstance(ids, Collection) or not all(isinstance(i, Integral) and i in known for i in ids):
+            raise ValueError(f"stop_ids must be a list of token ids within 0..{known[-1]}, got {ids!r:.60}.")
         seed = request.seed
         if seed is not None and not (isinstance(seed, Integral) and -(2**63) <= seed < 2**64):
             raise ValueError(f"seed must be an integer of 64 bits or None, got {seed!r}.")
-        room = min(self.max_length, slots)
+        room = min(self.max_length, slots or self.max_length)
         if len(prompt) >= room:
             raise ValueError(
                 f"the prompt has {len(prompt)} tokens; at most {room - 1} fit, so that one can be generated. "

@@ -18,7 +18,7 @@ class TargetConfig:
       tie_embeddings: the head is the embedding table.
       qk_norm: RMSNorm on every query and key head (Qwen3).
       attention_bias, output_bias, mlp_bias: whether q/k/v, o and MLP projections carry biases.
-      stop_ids: token ids that end a generation.
+      stop_ids: token ids that end a generation; those that are no tokens of the model are left out.
     """
 
     model_type: str
@@ -49,6 +49,7 @@ class TargetConfig:
             object.__setattr__(self, "num_tokens", self.vocab_size)
         if self.num_tokens > self.vocab_size:
             raise ValueError(f"the tokenizer has {self.num_tokens} tokens but the table only {self.vocab_size} rows.")
+        object.__setattr__(self, "stop_ids", tuple(i for i in self.stop_ids if 0 <= i < self.num_tokens))
 
     @property
     def group_size(self) -> int:

@@ -66,6 +66,8 @@ def test_head_in_the_file_wins_over_the_flag(tmp_path, model):
         ([3, 4], 5, None, (3, 4, 5)),
         (3, [5, 6], "<eos>", (3, 5, 6, 36)),
         (None, {}, {"content": "<eos>"}, (36,)),
+        ([3, -1], [0, 1000], None, (0, 3)),
+        (37, [5, 40], "<eos>", (5, 36)),
     ],
 )
 def test_stop_ids_are_those_of_config_generation_config_and_tokenizer(

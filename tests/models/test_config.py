@@ -1,5 +1,7 @@
 """Target configs from Hugging Face files."""
 
+import dataclasses
+
 import pytest
 
 from dspark_jax.models.config import TargetConfig, token_ids, window_of
@@ -23,6 +25,12 @@ def test_config_is_read_with_its_defaults():
     bare = {k: v for k, v in HF.items() if k not in ("num_key_value_heads", "head_dim", "eos_token_id")}
     c = TargetConfig.from_hf({**bare, "model_type": "llama"})
     assert (c.num_kv_heads, c.head_dim, c.stop_ids, c.qk_norm) == (4, 4, (), False)
+
+
+def test_stop_ids_that_are_no_tokens_are_left_out():
+    c = TargetConfig.from_hf({**HF, "eos_token_id": [-1, 0, 39, 40, 1000]})
+    assert c.stop_ids == (0, 39)
+    assert dataclasses.replace(c, num_tokens=37).stop_ids == (0,)
 
 
 def test_nested_text_config_is_read():
