@@ -37,7 +37,12 @@ def generate_many(
 
     Yields:
       (index, generation) in the order they end.
+
+    Raises:
+      ValueError: no row, no request, or one that `Generator.generate` would refuse.
     """
+    if rows < 1:
+        raise ValueError(f"rows must be 1 or more, got {rows}.")
     batch = Batch(generator, min(rows, len(requests)), slots)
     waiting, where = list(enumerate(requests))[::-1], {}
     while waiting or where:

@@ -76,8 +76,12 @@ class ChatTokenizer:
         )
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text, led by the BOS token if the model wants one; special tokens in it are recognised."""
-        ids = self.tokenizer.encode(text, add_special_tokens=True).ids
+        """Token ids of plain text, led by the BOS token if the model wants one; special tokens in it are recognised.
+
+        Raises:
+          ValueError: the text holds lone surrogates, which are no characters.
+        """
+        ids = self._encode(text, add_special_tokens=True)
         bos = self.tokenizer.token_to_id(self.bos_token) if self.add_bos and self.bos_token else None
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
@@ -107,9 +111,23 @@ class ChatTokenizer:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
 
     def encode_chat(self, prompt: str | Sequence[Mapping[str, Any]], **kwargs: Any) -> list[int]:
-        """Ids of a conversation ready for the assistant's answer; a plain string is one user turn."""
+        """Ids of a conversation ready for the assistant's answer; a plain string is one user turn.
+
+        Raises:
+          ValueError: the template refuses the messages, or they hold lone surrogates.
+        """
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return self.tokenizer.encode(self.render(messages, **kwargs), add_special_tokens=False).ids
+        return self._encode(self.render(messages, **kwargs), add_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"the text holds the lone surrogate {text[error.start]!r} at {error.start}; expected whole characters. "
+                "Input that is not UTF-8 is read so: convert it."
+            ) from error
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
     @cached_property
     def _compiled(self) -> jinja2.Template:

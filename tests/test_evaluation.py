@@ -37,6 +37,11 @@ def test_many_requests_through_few_rows_equal_their_solo_runs(tiny_target):
     }
 
 
+def test_no_rows_are_refused(tiny_target):
+    with pytest.raises(ValueError, match="rows must be 1 or more, got 0"):
+        next(generate_many(Generator(tiny_target), [Request([1])], rows=0, slots=64))
+
+
 def test_prompts_are_read_with_their_line_on_error(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text(json.dumps({"turns": ["a", "b"]}) + "\n" + json.dumps({"turns": ["c"]}) + "\n")

@@ -87,6 +87,12 @@ def test_template_that_fails_or_reaches_out_is_a_value_error(chat, template, say
         other.render([{"role": "system", "content": "x"}])
 
 
+def test_lone_surrogates_are_refused(chat):
+    for encode in (chat.encode, chat.encode_chat):
+        with pytest.raises(ValueError, match=r"the lone surrogate '\\ud800' at \d+; expected whole characters"):
+            encode("a\ud800b")
+
+
 def test_messages_without_a_template_are_refused(chat):
     with pytest.raises(ValueError, match="no chat template"):
         ChatTokenizer(chat.tokenizer).render([])

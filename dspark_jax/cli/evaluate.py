@@ -40,12 +40,18 @@ class Evaluate:
 
     def run(self) -> None:
         """Prints accepted length with 95 % intervals and conditional acceptance by position."""
+        if not self.data:
+            raise ValueError('expected at least one file of {"turns": [text, ...]} rows.')
+        if self.limit < 1:
+            raise ValueError(f"--limit must be 1 or more, got {self.limit}.")
+        texts = {path: read_prompts(path, self.limit) for path in self.data}
         target, drafter = self.models.load()
         if drafter is None:
             raise ValueError("evaluate needs a drafter; it is --drafter none now.")
-        files = {path: [prompt_ids(target, p) for p in read_prompts(path, self.limit)] for path in self.data}
+        positions = target.config.max_positions
+        files = {path: _fitting(path, [prompt_ids(target, t) for t in texts[path]], positions) for path in texts}
         longest = max(len(ids) for prompts in files.values() for ids in prompts) + self.max_tokens
-        slots = whole_chunks(longest)
+        slots = whole_chunks(min(longest, positions))
         generator = Generator(target.model, drafter, policy=self.models.policy, block_size=self.models.block_size)
         table = Table(title=f"accepted length, bonus included, {self.limit} prompts a file, {self.max_tokens} tokens")
         for column in ("file", "T", "tau", "95 %", "rounds", "conditional acceptance by position"):
@@ -68,3 +74,14 @@ class Evaluate:
         Console(width=None).print(table)
         if self.records is not None:
             progress.print(f"wrote {self.records}")
+
+
+def _fitting(path: str, prompts: list[list[int]], positions: int) -> list[list[int]]:
+    """The prompts that leave room for a token; says how many do not."""
+    fitting = [ids for ids in prompts if 0 < len(ids) < positions]
+    if not fitting:
+        raise ValueError(f"{path} holds no prompt of 1 to {positions - 1} tokens, which the target takes.")
+    if skipped := len(prompts) - len(fitting):
+        said = f"{path}: {skipped} of {len(prompts)} prompts skipped, not within 1 to {positions - 1} tokens"
+        progress.print(said, soft_wrap=True)
+    return fitting

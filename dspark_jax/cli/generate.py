@@ -42,7 +42,8 @@ class Generate:
 
     def run(self) -> None:
         """Streams the answer to stdout; everything else goes to stderr."""
-        prompt = sys.stdin.read().strip() if self.prompt is None else self.prompt
+        # A closed stdin is None.
+        prompt = self.prompt if self.prompt is not None else sys.stdin.read().strip() if sys.stdin else ""
         if not prompt:
             raise ValueError("the prompt is empty; pass --prompt TEXT or write it to stdin.")
         target, drafter = self.models.load()

@@ -42,8 +42,10 @@ class ModelOptions:
         """Loads both models.
 
         Raises:
-          ValueError: the default drafter is asked for with another target.
+          ValueError: the default drafter is asked for with another target, or survival is no probability.
         """
+        if not 0 <= self.survival <= 1:
+            raise ValueError(f"--survival must be within 0..1, got {self.survival}.")
         if self.drafter == "default" and self.target != DEFAULT_TARGET:
             raise ValueError(f"there is no default drafter for {self.target}; pass --drafter PATH, or --drafter none.")
         with progress.status(f"loading {self.target}"):

@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import numpy as np
 import pytest
 
@@ -56,13 +55,6 @@ def test_mistakes_end_with_exit_code_2_and_a_message(args, message, tmp_path, ca
     with pytest.raises(SystemExit) as ended:
         main(["calibrate", *args])
     assert ended.value.code == 2 and message in capsys.readouterr().err
-
-
-@pytest.fixture
-def quick_compilation():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def test_evaluate_records_every_round(golden, tmp_path, monkeypatch, quick_compilation):
