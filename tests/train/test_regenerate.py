@@ -8,6 +8,7 @@ import pytest
 from configs.tiny import write_prompts
 from dspark_jax.decoding.generate import generate
 from train import regenerate
+from train.data import read_documents
 from train.regenerate import Regenerate, interleave, read_answers, request_seed
 
 
@@ -41,7 +42,7 @@ def test_each_prompt_is_answered_once_by_the_target(command, disk_target):
     assert len(rows) == 8
     for (domain, index), row in rows.items():
         text = read_turn(command(), domain, index)
-        assert row.keys() == {"domain", "index", "prompt", "answer"}
+        assert row.keys() == {"domain", "index", "prompt", "answer", "settings"}
         assert row["prompt"] == disk_target.tokenizer.encode_chat(text)
         alone = generate(
             disk_target.model,
@@ -52,6 +53,10 @@ def test_each_prompt_is_answered_once_by_the_target(command, disk_target):
             max_length=64,
         )
         assert row["answer"] == alone[0].tokens
+    documents = read_documents([command().out], vocab_size=48)
+    assert [(d.tolist(), n) for d, n in documents] == [
+        (row["prompt"] + row["answer"], len(row["prompt"])) for row in rows.values()
+    ]
 
 
 def read_turn(command, domain, index):
@@ -107,6 +112,28 @@ def test_answers_to_other_prompts_are_refused(command, disk_target, tmp_path):
         command().run(disk_target)
 
 
+@pytest.mark.parametrize(
+    "changed", [{"temperature": 0.5}, {"max_tokens": 11}, {"seed": 1}, {"target": "elsewhere"}], ids=str
+)
+def test_answers_of_other_settings_are_not_added_to(command, disk_target, changed):
+    command(limit=2).run(disk_target)
+    ((field, here),) = changed.items()
+    there = getattr(command(), field)
+    with pytest.raises(ValueError, match=r"answers\.jsonl:1 was answered with other settings") as error:
+        command(**changed).run(disk_target)
+    assert str({field: (there, here)}) in str(error.value)
+    assert command(rows=1, max_length=60).run(disk_target) == 6
+
+
+def test_answers_that_do_not_say_their_settings_are_not_added_to(command, disk_target):
+    command(limit=2).run(disk_target)
+    rows = rows_of(command().out).values()
+    with open(command().out, "w") as file:
+        file.write("".join(json.dumps({k: v for k, v in row.items() if k != "settings"}) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=r"'temperature': \(None, 1\.0\).*that kept no settings"):
+        command().run(disk_target)
+
+
 def test_two_files_of_one_name_are_refused(command, tmp_path):
     (tmp_path / "b").mkdir()
     write_prompts(tmp_path / "b" / "sums.jsonl")
@@ -114,12 +141,15 @@ def test_two_files_of_one_name_are_refused(command, tmp_path):
         list(interleave([*command().prompts, str(tmp_path / "b" / "sums.jsonl")]))
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"domain": "a", "prompt": [1]}'])
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[]", '{"domain": "a", "prompt": [1]}', '{"domain": "a", "index": 0, "prompt": [1], "settings": 3}'],
+)
 def test_a_file_of_other_rows_is_refused(tmp_path, line):
     path = tmp_path / "answers.jsonl"
     path.write_text(line + "\n")
     with pytest.raises(ValueError, match=r"answers.jsonl:1 "):
-        read_answers(path)
+        read_answers(path, {})
 
 
 def test_mistakes_end_with_one_line(command, monkeypatch, capsys, tiny_directory, tmp_path):
