@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from dspark_jax.checkpoints.json_file import read_json
@@ -136,6 +137,7 @@ def save_drafter(directory: str | Path, drafter: DSpark, *, target: Decoder | No
 
     Raises:
       FileExistsError: the directory exists and holds something that is not a drafter.
+      OSError: it cannot be written, as on a full disk.
     """
     directory = Path(directory)
     c = drafter.config
@@ -158,7 +160,10 @@ def save_drafter(directory: str | Path, drafter: DSpark, *, target: Decoder | No
         if home.is_dir():
             stale = shutil.ignore_patterns("config.json", "model*.safetensors", "*.safetensors.index.json")
             shutil.copytree(home, new, ignore=stale, dirs_exist_ok=True)
-        save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
+        try:
+            save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(f"{directory} could not be written ({error}); what was there is unchanged.") from error
         text = json.dumps({**c.to_hf(), "dtype": stored, "torch_dtype": stored}, indent=1, sort_keys=True)
         (new / "config.json").write_text(text + "\n")
         _swap(new, home, old)

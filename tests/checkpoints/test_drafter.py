@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from dspark_jax.checkpoints import drafter as module
@@ -139,6 +140,16 @@ def test_drafter_without_confidence_head_loads(golden):
     assert golden("qwen3_dflash_anchor").drafter.confidence is None
     with pytest.raises(FileNotFoundError, match=r"expected a drafter directory with config\.json"):
         read_drafter_config(golden("smollm2").directory)
+
+
+def test_a_full_disk_is_told(gated, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setattr(module, "save_file", full)
+    with pytest.raises(OSError, match=r"/d could not be written \(No space left on device.*unchanged"):
+        save_drafter(tmp_path / "d", gated)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("broken", ["save_file", "second rename"])
