@@ -2,6 +2,7 @@
 
 import runpy
 import sys
+from pathlib import Path
 
 import tyro
 
@@ -15,7 +16,9 @@ def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         raise SystemExit("usage: python -m train configs/RUN.py [--field value ...]")
     with told_in_one_line("train"):
-        run = runpy.run_path(sys.argv[1])["run"]
+        run = runpy.run_path(sys.argv[1]).get("run") if Path(sys.argv[1]).is_file() else None
+        if not isinstance(run, RunConfig):
+            raise ValueError(f"{sys.argv[1]} is no run; expected a Python file that sets `run` to a RunConfig.")
         run = tyro.cli(RunConfig, default=run, args=sys.argv[2:], prog=f"python -m train {sys.argv[1]}")
         trainer = Trainer(run)
         epoch = trainer.data.steps_per_epoch

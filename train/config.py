@@ -65,9 +65,13 @@ class RunConfig:
             raise ValueError(f"warm_start names {len(self.warm_start)} layers for {self.num_layers} draft layers.")
         if self.warm_start and self.initial_drafter:
             raise ValueError("warm_start and initial_drafter both say where the weights come from; give one.")
-        for name in ("steps", "batch_size", "seq_len", "num_anchors", "chunk", "checkpoint_every", "log_every"):
+        sizes = ("num_layers", "block_size", "steps", "batch_size", "seq_len", "num_anchors", "chunk")
+        for name in (*sizes, "checkpoint_every", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("markov_rank", "intermediate_size", "draft_vocab_size"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
 
     def drafter(self, target: TargetConfig) -> DrafterConfig:
         """The drafter's config for a target."""

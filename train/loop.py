@@ -73,7 +73,8 @@ class Trainer:
         """Builds models and data, and resumes from the last checkpoint in `run.out` if there is one.
 
         Raises:
-          ValueError: a checkpoint of a run with another drafter, other data or another order stands in `run.out`.
+          ValueError: a checkpoint of a run with another drafter, other data or another order stands in `run.out`, or
+            a damaged one.
         """
         self.run = run
         self.out = Path(run.out).absolute()
@@ -104,7 +105,7 @@ class Trainer:
             directory = self.out / "features"
             self._features = FeatureCache(directory, self.target, documents, run.tap_ids, run.seq_len, run.batch_size)
         if self.checkpoints.latest is not None:
-            self.state = self.checkpoints.load(self.checkpoints.latest, self.state)
+            self.state = self._load(self.checkpoints.latest.step)
         self._forget_metrics_after(self.step)
 
     @property
@@ -162,6 +163,15 @@ class Trainer:
         if run.warm_start:
             warm_start(drafter, self.target, run.warm_start, jnp.asarray(self.data.batch(0).tokens[:1]))
         return drafter
+
+    def _load(self, step: int) -> TrainState:
+        try:
+            return self.checkpoints.load(step, self.state)
+        except (KeyError, ValueError, OSError) as error:
+            raise ValueError(
+                f"the checkpoint {self.out / 'checkpoints' / str(step)} cannot be read: it is damaged. Delete it, and "
+                "the run goes on from the one before, or from its start."
+            ) from error
 
     def _check_same_run(self) -> None:
         """What the state means must not change under it; how long it runs and where it writes may."""

@@ -78,6 +78,20 @@ def test_metrics_of_a_run_without_a_checkpoint_come_once(start, tmp_path):
     assert path.read_text() == whole
 
 
+@pytest.mark.filterwarnings("ignore")  # what Orbax leaves behind when it fails
+def test_a_damaged_checkpoint_is_named_and_can_be_deleted(start):
+    fields = {"checkpoint_every": 1}
+    trainer = start(**fields)
+    trainer.train(until=2)
+    damaged = trainer.out / "checkpoints" / "2"
+    for file in (damaged / "state").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match=rf"{damaged} cannot be read: it is damaged\. Delete it"):
+        start(**fields)
+    shutil.rmtree(damaged)
+    assert start(**fields).step == 1
+
+
 def test_other_settings_are_refused(start):
     start().train(until=1)
     for fields in ({"block_size": 3}, {"seed": 1}, {"tap_ids": (0,)}, {"learning_rate": 1.0}):
