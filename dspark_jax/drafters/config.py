@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dspark_jax.models.config import sizes, window_of
-from dspark_jax.models.fields import flag, items, whole
+from dspark_jax.models.fields import flag, given, items, whole
 from dspark_jax.models.rope import RopeConfig
 
 HeadType = Literal["vanilla", "gated", "rnn"]
@@ -109,11 +109,11 @@ class DrafterConfig:
             mask_token_id=whole("mask_token_id", config["mask_token_id"], least=None),
             rope=RopeConfig.from_hf(config),
             first_slot=whole("first_prediction_slot", config.get("first_prediction_slot", 0), least=None),
-            markov_rank=whole("markov_rank", config.get("markov_rank") or 0, least=0),
-            markov_head_type=config.get("markov_head_type") or "vanilla",
+            markov_rank=whole("markov_rank", given(config, "markov_rank", 0), least=0),
+            markov_head_type=given(config, "markov_head_type", "vanilla"),
             confidence_head=confidence,
             confidence_with_markov=confidence and flag(config, "confidence_head_with_markov"),
-            draft_vocab_size=whole("draft_vocab_size", config.get("draft_vocab_size") or 0, least=0),
+            draft_vocab_size=whole("draft_vocab_size", given(config, "draft_vocab_size", 0), least=0),
             num_anchors=whole("num_anchors", config.get("num_anchors", 512), least=0),
             attention_bias=flag(config, "attention_bias"),
             qk_norm=flag(config, "qk_norm", default=True),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dspark_jax.models.fields import flag, items, number, section, whole
+from dspark_jax.models.fields import flag, given, items, number, section, whole
 from dspark_jax.models.rope import RopeConfig
 
 
@@ -104,8 +104,8 @@ def sizes(text: Mapping[str, Any]) -> dict[str, Any]:
         "intermediate_size": whole("intermediate_size", text["intermediate_size"]),
         "num_layers": whole("num_hidden_layers", text["num_hidden_layers"]),
         "num_heads": heads,
-        "num_kv_heads": whole("num_key_value_heads", text.get("num_key_value_heads") or heads),
-        "head_dim": whole("head_dim", text.get("head_dim") or hidden // heads),
+        "num_kv_heads": whole("num_key_value_heads", given(text, "num_key_value_heads", heads)),
+        "head_dim": whole("head_dim", given(text, "head_dim", hidden // heads)),
         "rms_norm_eps": number("rms_norm_eps", text.get("rms_norm_eps", 1e-6)),
         "max_positions": whole("max_position_embeddings", text.get("max_position_embeddings", 8192)),
     }

@@ -21,28 +21,34 @@ def number(name: str, value: Any, *, place: str = "config.json") -> float:
     return float(value)
 
 
+def given(config: Mapping[str, Any], name: str, default: Any) -> Any:
+    """The value of a field; absent and null are the default."""
+    value = config.get(name)
+    return default if value is None else value
+
+
 def flag(config: Mapping[str, Any], name: str, default: bool = False) -> bool:
     """True or false; absent and null are the default."""
-    value = config.get(name)
-    if value not in (None, False, True):
+    value = given(config, name, default)
+    if value not in (False, True):
         raise refusal("config.json", name, value, "true or false")
-    return default if value is None else bool(value)
+    return bool(value)
 
 
 def items(config: Mapping[str, Any], name: str) -> list[Any]:
     """A list; absent and null are the empty one."""
-    value = config.get(name)
-    if not isinstance(value, list | tuple | None):
+    value = given(config, name, [])
+    if not isinstance(value, list | tuple):
         raise refusal("config.json", name, value, "a list")
-    return list(value or ())
+    return list(value)
 
 
 def section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """An object; absent and null are the empty one."""
-    value = config.get(name)
-    if not isinstance(value, Mapping | None):
+    value = given(config, name, {})
+    if not isinstance(value, Mapping):
         raise refusal("config.json", name, value, "an object")
-    return dict(value or {})
+    return dict(value)
 
 
 def refusal(place: str, name: str, value: Any, expected: str) -> ValueError:

@@ -44,7 +44,7 @@ class RopeConfig:
             raise ValueError(f"RoPE type {self.kind!r} needs {missing} in its parameters, got {p}.")
         if not 1 < self.theta < math.inf:
             raise ValueError(f"RoPE's rope_theta is {self.theta:g}, expected a number above 1.")
-        for name in self.REQUIRED[self.kind]:
+        for name in p.keys() & {*self.REQUIRED[self.kind], "attention_factor", "beta_fast", "beta_slow"}:
             if not 0 < p[name] < math.inf:
                 raise ValueError(f"RoPE's {name} is {p[name]:g}, expected a number above 0.")
         if self.kind == "llama3" and not p["low_freq_factor"] < p["high_freq_factor"]:

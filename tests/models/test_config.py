@@ -55,6 +55,8 @@ def test_nested_text_config_is_read():
         ({"num_hidden_layers": True}, "num_hidden_layers is True, expected a whole"),
         ({"num_attention_heads": 0, "head_dim": None}, "num_attention_heads is 0, expected a whole"),
         ({"num_key_value_heads": [2]}, r"num_key_value_heads is \[2\], expected a whole"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0, expected a whole"),
+        ({"head_dim": []}, r"head_dim is \[\], expected a whole"),
         ({"head_dim": None, "num_attention_heads": 32}, "head_dim is 0, expected a whole"),
         ({"max_position_embeddings": None}, "max_position_embeddings is None, expected a whole"),
         ({"rms_norm_eps": None}, "rms_norm_eps is None, expected a number of at least 0"),

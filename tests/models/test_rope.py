@@ -94,6 +94,7 @@ def test_yarn_extends_the_whole_window_unless_it_says_otherwise():
         ({"rope_theta": 0}, "rope_theta is 0, expected a number above 1"),
         ({"rope_theta": "1e4"}, r"\{'rope_theta': '1e4'\} are not supported; expected numbers"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor is 0, expected a number above 0"),
+        ({"rope_scaling": {**YARN, "beta_fast": 0}}, "beta_fast is 0, expected a number above 0"),
         ({"rope_scaling": {"type": ["linear"]}}, "not supported; expected one of"),
         ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1}}, "high_freq_factor is 1, expected more than"),
         ({"rope_scaling": {"type": "default", "mrope_section": [16, 24, 24]}}, "mrope_section.*expected numbers"),
