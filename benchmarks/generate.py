@@ -63,9 +63,8 @@ def main(options: Benchmark) -> None:
     longest = max(len(ids) for prompts in domains.values() for ids in prompts) + options.max_tokens
     size = {"max_length": whole_chunks(longest)}
     plain = Generator(target.model, **size)
-    speculative = Generator(
-        target.model, drafter, policy=options.models.policy, block_size=options.models.block_size, **size
-    )
+    drafts = options.models.drafts or drafter.config.block_size
+    speculative = Generator(target.model, drafter, policy=options.models.policy, block_size=drafts, **size)
     runners: dict[str, Callable[[Request], list[int]]] = {
         "plain": lambda r: plain.generate([r])[0].tokens,
         "speculative": lambda r: speculative.generate([r])[0].tokens,
@@ -85,10 +84,12 @@ def main(options: Benchmark) -> None:
         spec = f"{statistics.median(ratios['speculative']):.2f}"
         peer = f"{1 / statistics.median(ratios['transformers']):.2f}" if options.torch else "-"
         table.add_row(name, *row, spec, peer, f"{statistics.mean(taus):.2f}")
-    console.print(f"{machine()}; target {options.models.target}, policy {options.models.policy}")
+    console.print(
+        f"{machine()}; target {options.models.target}, policy {options.models.policy}, {drafts} drafts a round"
+    )
     console.print(table)
     recompiles(domains, plain, speculative, compiled)
-    programs(target.model, drafter, speculative)
+    programs(target.model, drafter, drafts)
 
 
 def read_domains(target, options) -> dict[str, list[list[int]]]:
@@ -134,17 +135,17 @@ def recompiles(domains, plain, speculative, compiled: int) -> None:
     console.print(f"programs compiled for 20 mixed prompts after warm-up: {generation._run._cache_size() - compiled}")
 
 
-def programs(target, drafter, generator: Generator) -> None:
+def programs(target, drafter, drafts: int) -> None:
     """Bytes and FLOPs of one draft and of one verification of each width, from XLA's own count."""
     graph, params = nnx.split(target)
     draft_graph, draft_params = nnx.split(drafter)
-    slots, g = 512, drafter.config.block_size
+    slots = 512
     head = drafter.draft_head(target)
 
     def draft(params, draft_params, head, cache, anchor, position, key):
         model, proposer = nnx.merge(graph, params), nnx.merge(draft_graph, draft_params)
-        keys = slot_keys(key, position, Purpose.DRAFT, g)
-        return proposer.propose(model, head, cache, anchor, position, Sampling.create(1), keys)
+        keys = slot_keys(key, position, Purpose.DRAFT, drafts)
+        return proposer.propose(model, head, cache, anchor, position, Sampling.create(1), keys, drafts)
 
     def verify(params, tokens, positions, cache):
         model = nnx.merge(graph, params)
@@ -155,8 +156,8 @@ def programs(target, drafter, generator: Generator) -> None:
     key = jax.random.key(0)[None]
     rows = []
     draft_args = (params, draft_params, head, drafter.create_cache(1, slots), one, one, key)
-    rows.append(("draft", count(draft, draft_args, donate=3)))
-    for width in sorted({1, 2, 4, g + 1}):
+    rows.append((f"draft {drafts}", count(draft, draft_args, donate=3)))
+    for width in sorted({1, 2, 4, drafts + 1}):
         shape = jnp.zeros((1, width), jnp.int32)
         rows.append((f"verify {width}", count(verify, (params, shape, shape, target.create_cache(1, slots)), donate=3)))
     table = Table(

@@ -26,7 +26,8 @@ class ModelOptions:
       target: a .gguf file, a Hugging Face directory or hub id; smollm2 is fetched from the Python package index.
       drafter: a drafter directory or hub id; the default is the committed one, for smollm2 only; none decodes plainly.
       survival: verify a draft while the product of confidences is at least this; 0 verifies whole blocks.
-      block_size: drafts a round; default what the drafter was trained for.
+      block_size: drafts a round; default what the drafter was trained for, but on a CPU 3 of the default drafter's 5 in
+        generation: there a step over 4 tokens costs hardly more than one over 2, and one over 6 as much as one over 8.
     """
 
     target: str = DEFAULT_TARGET
@@ -37,6 +38,13 @@ class ModelOptions:
     @property
     def policy(self) -> Policy:
         return Threshold(self.survival) if self.survival > 0 else Fixed()
+
+    @property
+    def drafts(self) -> int | None:
+        """Drafts a round in generation; None is what the drafter was trained for."""
+        if self.block_size is None and self.drafter == "default" and jax.default_backend() == "cpu":
+            return 3
+        return self.block_size
 
     def load(self) -> tuple[LoadedTarget, DSpark | None]:
         """Loads both models.

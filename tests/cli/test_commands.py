@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from dspark_jax.cli import main
+from dspark_jax.cli.models import ModelOptions
 
 PROMPT = "What is 17 * 24?"
 
@@ -78,3 +79,9 @@ def test_prompts_too_long_for_the_target_are_skipped_and_counted(
         with pytest.raises(SystemExit) as ended:
             evaluate(*texts, rows=rows)
         assert ended.value.code == 2 and says in capsys.readouterr().err
+
+
+def test_drafts_a_round_are_what_was_asked_for_or_what_pays():
+    assert ModelOptions().drafts == 3
+    assert ModelOptions(block_size=5).drafts == 5
+    assert ModelOptions(drafter="elsewhere").drafts is None
