@@ -50,7 +50,8 @@ def law_by_enumeration(p, q, drafts, lengths):
     along = p[number(v, drafts)]
     exact = lambda x: np.asarray(x, np.float64) / np.asarray(x, np.float64).sum(axis=-1, keepdims=True)  # noqa: E731
     drawn = np.take_along_axis(exact(q), drafts[..., None], axis=-1)[..., 0].prod(axis=1)
-    assert abs(drawn.sum() - 1) < 1e-9
+    # Nothing left out; the same prefix in two rows of a float32 batch may round in two ways.
+    assert abs(drawn.sum() - 1) < 1e-7
     accept = np.asarray(accept_probability(along, q, drafts), np.float64)
     everything = strings(v, g + 1)
     conditional = exact(p)[number(v, everything[:, :-1])]
