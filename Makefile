@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-PROMPT ?= Janet has 3 apples and buys 4 more. How many apples does she have? Think step by step.
+PROMPT ?= Write a Python function that checks whether a number is prime.
 
 .PHONY: demo test lint
 demo: $(VENV)/base.stamp

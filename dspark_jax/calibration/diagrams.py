@@ -24,7 +24,7 @@ def check_plotting() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ValueError("diagrams need matplotlib: pip install 'dspark-jax[plot]'.") from error
+        raise ValueError("diagrams need matplotlib: pip install matplotlib.") from error
 
 
 def plot_reliability(path: str | Path, records: Records, calibration: Calibration) -> None:
