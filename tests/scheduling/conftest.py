@@ -1,0 +1,5 @@
+"""What tests of scheduling share."""
+
+from tests.decoding.conftest import quick_compilation
+
+__all__ = ["quick_compilation"]
