@@ -31,7 +31,17 @@ from dspark_jax.decoding import (
 from dspark_jax.decoding.generate import generate
 from dspark_jax.drafters import Drafter, DrafterConfig, DSpark, Proposal
 from dspark_jax.models import Decoder, RopeConfig, TargetConfig
-from dspark_jax.scheduling import Fixed, Policy, Threshold
+from dspark_jax.scheduling import (
+    EarlyStop,
+    Fixed,
+    Gate,
+    LaggedCapacity,
+    Plain,
+    Policy,
+    StepCosts,
+    Threshold,
+    load_costs,
+)
 
 __all__ = [
     "Batch",
@@ -39,19 +49,25 @@ __all__ = [
     "Decoder",
     "Drafter",
     "DrafterConfig",
+    "EarlyStop",
     "Fixed",
+    "Gate",
     "Generation",
     "Generator",
+    "LaggedCapacity",
     "LoadedTarget",
+    "Plain",
     "Policy",
     "Proposal",
     "Request",
     "RopeConfig",
     "Sampling",
+    "StepCosts",
     "TargetConfig",
     "Threshold",
     "check_pair",
     "generate",
+    "load_costs",
     "load_drafter",
     "load_target",
     "save_drafter",

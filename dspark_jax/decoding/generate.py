@@ -4,6 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
+from math import inf
 from numbers import Integral
 from typing import Any
 
@@ -67,7 +68,8 @@ class Generation:
         plain decoding. The first token comes from the prompt's own pass and belongs to no round.
       accepted: [rounds] drafts accepted, none behind a stop id.
       scheduled: [rounds] drafts verified, none behind a stop id.
-      confidence_logits, drafts: [rounds, g] of every drafted block (empty without a drafter).
+      confidence_logits, drafts: [rounds, g] of every drafted block, nan and -1 in a round that the policy left
+        undrafted (empty without a drafter).
     """
 
     tokens: list[int]
@@ -83,6 +85,12 @@ class Generation:
         """Tokens a round, the bonus included (tau); nan without rounds."""
         return float(self.accept_lengths.mean()) if len(self.accept_lengths) else float("nan")
 
+    def drafted(self) -> "Generation":
+        """The same with the drafted rounds alone in every array of rounds."""
+        names = ("accept_lengths", "accepted", "scheduled", "confidence_logits", "drafts")
+        rounds = self.drafts[:, 0] >= 0 if self.drafts.shape[1] else np.zeros(len(self.drafts), bool)
+        return dataclasses.replace(self, **{name: getattr(self, name)[rounds] for name in names})
+
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
@@ -92,6 +100,7 @@ class _Plan:
     drafter: Any
     policy: Policy | None
     block_size: int
+    temperatures: tuple[float, ...] | None = None
 
     def models(self, params) -> Models:
         target, drafter, head = params
@@ -101,7 +110,7 @@ class _Plan:
     def round(self, models: Models, state: State) -> State:
         if self.policy is None:
             return plain_round(models, state)
-        return speculative_round(models, state, self.policy, self.block_size)
+        return speculative_round(models, state, self.policy, self.block_size, self.temperatures)
 
 
 @partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
@@ -129,14 +138,17 @@ def _run(plan: _Plan, params, state: State) -> State:
     return jax.lax.while_loop(lambda s: jnp.any(s.running), partial(plan.round, models), state)
 
 
-@partial(jax.jit, donate_argnames=("state",))
-def _insert(state: State, new: State, rows: jax.Array) -> State:
-    """Puts the rows of `new` [n] at `rows` [n] of `state`."""
+@partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
+def _insert(plan: _Plan, state: State, new: State, rows: jax.Array) -> State:
+    """Puts the rows of `new` [n] at `rows` [n] of `state`; the policy hears of it."""
 
     def put(old, fresh):
         return old.at[rows].set(fresh)
 
-    return jax.tree.map(put, state, new)
+    policy = state.policy
+    if plan.policy is not None:
+        policy = plan.policy.renew(policy, jnp.zeros(state.length.shape, bool).at[rows].set(True))
+    return jax.tree.map(put, state.replace(policy=()), new).replace(policy=policy)
 
 
 class Generator:
@@ -154,15 +166,18 @@ class Generator:
         policy: Policy | None = None,
         block_size: int | None = None,
         max_length: int | None = None,
+        confidence_temperatures: Sequence[float] | None = None,
     ):
         """Args:
           policy: how many drafts to verify; None verifies whole blocks.
           block_size: drafts a round, at most what the drafter was trained for; 0 is plain decoding.
           max_length: positions a row, prompt included. Given, caches have just this size, and every request runs the
             same program; None is the target's own limit, with caches that double as requests need.
+          confidence_temperatures: of a calibration, one a draft position; None takes confidences as they are.
 
         Raises:
-          ValueError: drafter and target do not fit (see `check_pair`), or a size is out of range.
+          ValueError: drafter and target do not fit (see `check_pair`), a size is out of range, temperatures are no
+            positive numbers or too few, or the policy looks ahead.
         """
         if drafter is not None:
             check_pair(target, drafter)
@@ -183,7 +198,16 @@ class Generator:
         draft_graph, draft_params = (None, None) if drafter is None else nnx.split(drafter)
         head = None if drafter is None else drafter.draft_head(target)
         policy = None if drafter is None else policy or Fixed()
-        self._plan = _Plan(graph, draft_graph, policy, block_size)
+        if policy is not None and policy.anticipates:
+            raise ValueError(f"{type(policy).__name__} decides on tokens by what they drew; it is for measuring only.")
+        temperatures = None if confidence_temperatures is None else tuple(map(float, confidence_temperatures))
+        if temperatures is not None and not (
+            len(temperatures) >= block_size and all(0 < t < inf for t in temperatures)
+        ):
+            raise ValueError(
+                f"expected a positive temperature for each of {block_size} draft positions, got {temperatures}."
+            )
+        self._plan = _Plan(graph, draft_graph, policy, block_size, temperatures)
         self._params = (params, draft_params, head)
         self._create_cache = target.create_cache
         self._create_draft_cache = None if drafter is None else drafter.create_cache
@@ -267,6 +291,8 @@ class Generator:
                 confidences=jnp.zeros((n, rounds, g), jnp.float32),
                 drafts=jnp.zeros((n, rounds, g), jnp.int32),
             ),
+            # Copies, since a donated state must not hold one buffer twice.
+            policy=jax.tree.map(jnp.copy, self._plan.policy.initial_state(n, g)) if self._plan.policy else (),
         )
 
     def _checked(self, request: Request, slots: int | None = None) -> Request:
@@ -317,7 +343,11 @@ class Generator:
 
 
 class Batch:
-    """A batch that requests join and leave between rounds; each result equals the request's solo run."""
+    """A batch that requests join and leave between rounds.
+
+    Each result equals the request's solo run if the policy looks at each request alone; if it weighs them against each
+    other, sampled tokens have the same law, and greedy ones are the same.
+    """
 
     def __init__(self, generator: Generator, rows: int, slots: int):
         """`rows` requests at a time, each of at most `slots` positions (a multiple of CHUNK)."""
@@ -342,13 +372,13 @@ class Batch:
             raise ValueError(f"expected requests for rows within 0..{len(self._finish) - 1}, got rows {rows}.")
         padded = rows + [rows[0]] * ((1 << (len(rows) - 1).bit_length()) - len(rows))
         new = self.generator._state([requests[r] for r in padded], self.slots)
-        new = _prefill(self.generator._plan, self.generator._params, new)
+        new = _prefill(self.generator._plan, self.generator._params, new).replace(policy=())
         # A repeated row writes the same request's values twice.
         first = jnp.asarray([padded.index(r) for r in padded])
         new = jax.tree.map(lambda x: x[first], new)
         width = max(s.stop_ids.shape[1] for s in (self.state, new))
         old, new = (s.replace(stop_ids=_widen(s.stop_ids, width)) for s in (self.state, new))
-        self.state = _insert(old, new, jnp.asarray(padded))
+        self.state = _insert(self.generator._plan, old, new, jnp.asarray(padded))
         self._requests |= requests
         self._fetch()
 
@@ -397,6 +427,7 @@ def speculative_generate(
     policy: Policy | None = None,
     block_size: int | None = None,
     max_length: int | None = None,
+    confidence_temperatures: Sequence[float] | None = None,
 ) -> list[Generation]:
     """Generates for a batch of ragged prompts, drafting with `drafter` and keeping the target's exact law.
 
@@ -405,7 +436,7 @@ def speculative_generate(
       prompts: token ids, one list a row.
       max_tokens, temperature, top_k, top_p, min_p: one value, or one a row.
       seed: one seed (row i uses seed + i), one a row, or None for fresh ones.
-      policy, block_size, max_length: see `Generator`.
+      policy, block_size, max_length, confidence_temperatures: see `Generator`.
 
     Raises:
       ValueError: an empty or too long prompt, or a parameter out of range.
@@ -424,7 +455,10 @@ def speculative_generate(
         per_row("top_p", top_p), per_row("min_p", min_p), per_row("seed", seeds), strict=True,
     )  # fmt: skip
     requests = [Request(p, m, t, k, tp, mp, stop_ids, ignore_eos, s) for p, m, t, k, tp, mp, s in columns]
-    generator = Generator(target, drafter, policy=policy, block_size=block_size, max_length=max_length)
+    generator = Generator(
+        target, drafter, policy=policy, block_size=block_size, max_length=max_length,
+        confidence_temperatures=confidence_temperatures,
+    )  # fmt: skip
     return generator.generate(requests)
 
 

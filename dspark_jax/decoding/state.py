@@ -1,4 +1,7 @@
-"""What one batch of generations carries from round to round. Every leaf has the batch as its first axis."""
+"""What one batch of generations carries from round to round.
+
+Every leaf has the batch as its first axis, except what the policy remembers.
+"""
 
 import dataclasses
 import enum
@@ -27,8 +30,8 @@ class Record:
     Attributes:
       accepted: drafts accepted and emitted.
       scheduled: drafts verified, up to a stop id; positions beyond are censored, not rejected.
-      confidences: confidence logits of the block.
-      drafts: the tokens drafted.
+      confidences: confidence logits of the block, nan in a round without drafts.
+      drafts: the tokens drafted, -1 in a round without.
     """
 
     accepted: jax.Array
@@ -51,6 +54,7 @@ class State:
       stop_ids: [b, n] ids that end a row; -1 pads.
       cache, draft_cache: context of target and drafter (None without one).
       rounds: [b] rounds a row took part in.
+      policy: what the policy remembers.
     """
 
     tokens: jax.Array
@@ -65,6 +69,7 @@ class State:
     draft_cache: Any
     rounds: jax.Array
     record: Record
+    policy: Any = ()
 
     @property
     def running(self) -> jax.Array:

@@ -6,13 +6,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dspark_jax.calibration.survival import to_survival
 from dspark_jax.decoding.keys import Purpose, slot_key, slot_keys
 from dspark_jax.decoding.sampling import draw
 from dspark_jax.decoding.state import State
 from dspark_jax.decoding.verify import verify
 from dspark_jax.drafters.protocol import Proposal
 from dspark_jax.models.decoder import Decoder
-from dspark_jax.scheduling.policies import Policy
+from dspark_jax.scheduling.policies import Outcome, Policy
+from dspark_jax.scheduling.pool import Round
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +74,47 @@ def plain_round(models: Models, state: State) -> State:
     return state.commit(token[:, None], jnp.ones_like(position)).replace(rounds=rounds)
 
 
-def speculative_round(models: Models, state: State, policy: Policy, block_size: int) -> State:
+def speculative_round(
+    models: Models, state: State, policy: Policy, block_size: int, temperatures: tuple[float, ...] | None = None
+) -> State:
+    """One round as the policy wants it: drafted and verified, or plain.
+
+    Args:
+      temperatures: of confidences, one a draft position; None is 1.
+    """
+    widths = policy.widths(state.length.shape[0], block_size)
+    room = jnp.clip(state.limit - state.length - 1, 0, widths[-1] - 1)
+    round = Round(state.running, room, padded=True)
+
+    def drafted(state: State) -> State:
+        return drafted_round(models, state, policy, round, block_size, temperatures)
+
+    def undrafted(state: State) -> State:
+        return undrafted_round(models, state, policy, round)
+
+    worth = policy.drafts(round, state.policy)
+    if isinstance(worth, bool):
+        return drafted(state) if worth else undrafted(state)
+    return jax.lax.cond(worth, drafted, undrafted, state)
+
+
+def undrafted_round(models: Models, state: State, policy: Policy, round: Round) -> State:
+    """A plain round of a batch that may draft: the drafter's context goes on, the record has no drafts."""
+    b, _, g = state.record.drafts.shape
+    nothing = jnp.zeros(b, jnp.int32)
+    drafts, confidences = jnp.full((b, g), -1, jnp.int32), jnp.full((b, g), jnp.nan)
+    noted = _note(state, nothing, nothing, drafts, confidences)
+    return plain_round(models, state).replace(**noted, policy=policy.update(state.policy, round, None))
+
+
+def drafted_round(
+    models: Models,
+    state: State,
+    policy: Policy,
+    round: Round,
+    block_size: int,
+    temperatures: tuple[float, ...] | None = None,
+) -> State:
     """Drafts a block, verifies a prefix of it, commits what is accepted and the token after it."""
     position = state.length - 1
     anchor = jnp.take_along_axis(state.tokens, position[:, None], axis=1)[:, 0]
@@ -81,10 +123,9 @@ def speculative_round(models: Models, state: State, policy: Policy, block_size: 
         models.target, models.draft_head, state.draft_cache, anchor, position, state.sampling, keys, block_size
     )
     state = state.replace(draft_cache=draft_cache)
-    room = jnp.maximum(state.limit - state.length - 1, 0)
-    widths = policy.widths(block_size)
-    room = jnp.minimum(room, widths[-1] - 1)
-    lengths = jnp.where(state.running, jnp.minimum(policy.lengths(proposal.confidence_logits), room), 0)
+    survival = to_survival(proposal.confidence_logits, temperatures)
+    lengths = policy.lengths(survival, round, state.policy)
+    widths = policy.widths(len(position), block_size)
 
     def at_width(width: int):
         def run(state: State, proposal: Proposal) -> tuple[State, jax.Array, jax.Array]:
@@ -100,15 +141,18 @@ def speculative_round(models: Models, state: State, policy: Policy, block_size: 
     state, accepted, token = jax.lax.switch(branch, [at_width(w) for w in widths], state, proposal)
     slots = jnp.arange(block_size + 1)
     block = jnp.where(slots < accepted[:, None], jnp.pad(proposal.tokens, ((0, 0), (0, 1))), token[:, None])
-    committed = state.commit(block, accepted + 1)
+    outcome = Outcome(survival, lengths, accepted)
+    committed = state.commit(block, accepted + 1).replace(policy=policy.update(state.policy, round, outcome))
     # Drafts behind a stop id were never emitted: neither accepted nor rejected.
     emitted = committed.length - state.length
     cut = emitted <= accepted
     accepted, lengths = jnp.where(cut, emitted, accepted), jnp.where(cut, emitted, lengths)
-    return committed.replace(**_note(state, accepted, lengths, proposal))
+    return committed.replace(**_note(state, accepted, lengths, proposal.tokens, proposal.confidence_logits))
 
 
-def _note(state: State, accepted: jax.Array, lengths: jax.Array, proposal: Proposal) -> dict[str, Any]:
+def _note(
+    state: State, accepted: jax.Array, lengths: jax.Array, drafts: jax.Array, confidences: jax.Array
+) -> dict[str, Any]:
     """The fields of a state whose running rows went through one more round."""
     rows = jnp.arange(accepted.shape[0])
     where = jnp.where(state.running, state.rounds, state.record.accepted.shape[1])
@@ -116,7 +160,7 @@ def _note(state: State, accepted: jax.Array, lengths: jax.Array, proposal: Propo
         state.record,
         accepted=state.record.accepted.at[rows, where].set(accepted.astype(jnp.int8), mode="drop"),
         scheduled=state.record.scheduled.at[rows, where].set(lengths.astype(jnp.int8), mode="drop"),
-        confidences=state.record.confidences.at[rows, where].set(proposal.confidence_logits, mode="drop"),
-        drafts=state.record.drafts.at[rows, where].set(proposal.tokens, mode="drop"),
+        confidences=state.record.confidences.at[rows, where].set(confidences, mode="drop"),
+        drafts=state.record.drafts.at[rows, where].set(drafts, mode="drop"),
     )
     return {"record": record, "rounds": state.rounds + state.running}

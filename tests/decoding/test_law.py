@@ -1,6 +1,7 @@
 """The output law, exactly by enumeration of everything that can be drawn, and by counting real draws."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -11,11 +12,16 @@ from flax import nnx
 from scipy import stats
 
 from dspark_jax import Decoder, DrafterConfig, DSpark, Fixed, Proposal, Sampling, TargetConfig, Threshold
+from dspark_jax.calibration.survival import to_survival
 from dspark_jax.decoding.keys import Purpose, slot_keys
 from dspark_jax.decoding.sampling import distribution, draw
 from dspark_jax.decoding.verify import accept_probability, next_distribution, spread, verify
+from dspark_jax.scheduling import EarlyStop, Gate, LaggedCapacity, Round, StepCosts
 
 V, G = 4, 3
+EXACT = 1e-9
+COSTS = StepCosts.from_steps_per_second({1: 1 / 4.0, 2: 1 / 5.5, 3: 1 / 6.5, 4: 1 / 7.0})
+BY_COST = (EarlyStop(COSTS), LaggedCapacity(COSTS), Gate(EarlyStop(COSTS, minimum_gain=0.04), COSTS))
 SETTINGS = (
     {"temperature": 1.0},
     {"temperature": 0.7, "top_k": 2},
@@ -35,6 +41,19 @@ def number(v: int, tokens: np.ndarray) -> np.ndarray:
     return tokens @ v ** np.arange(tokens.shape[-1])[::-1] if tokens.shape[-1] else np.zeros(len(tokens), int)
 
 
+def by_prefix(x: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """x [n, k, ...] with entry k of every row taken from the first row that shares its first k tokens.
+
+    These know nothing else, but the same prefix in two rows of a float32 batch may round in two ways.
+    """
+    columns = []
+    for k in range(x.shape[1]):
+        _, first, same = np.unique(tokens[:, :k], axis=0, return_index=True, return_inverse=True)
+        np.testing.assert_allclose(x[:, k], x[first[same.ravel()], k], rtol=1e-4, atol=1e-6)
+        columns.append(x[first[same.ravel()], k])
+    return np.stack(columns, axis=1)
+
+
 def law_by_enumeration(p, q, drafts, lengths):
     """Law [v ** (g + 1)] of the first g + 1 tokens, and the target's own.
 
@@ -44,23 +63,25 @@ def law_by_enumeration(p, q, drafts, lengths):
       p: [v ** g, g + 1, v] target distributions along every string; q: [n, g, v] draft distributions along every block
         drafts [n, g] that can be drawn; lengths: [n] drafts verified of each.
     """
-    p, q, drafts = np.asarray(p), np.asarray(q), np.asarray(drafts)
+    exact = lambda x: np.asarray(x, np.float64) / np.asarray(x, np.float64).sum(axis=-1, keepdims=True)  # noqa: E731
+    p, q, drafts = exact(p), exact(q), np.asarray(drafts)
     n, g = drafts.shape
     v = p.shape[-1]
     along = p[number(v, drafts)]
-    exact = lambda x: np.asarray(x, np.float64) / np.asarray(x, np.float64).sum(axis=-1, keepdims=True)  # noqa: E731
-    drawn = np.take_along_axis(exact(q), drafts[..., None], axis=-1)[..., 0].prod(axis=1)
-    # Nothing left out; the same prefix in two rows of a float32 batch may round in two ways.
-    assert abs(drawn.sum() - 1) < 1e-7
-    accept = np.asarray(accept_probability(along, q, drafts), np.float64)
+    drawn = np.take_along_axis(q, drafts[..., None], axis=-1)[..., 0].prod(axis=1)
+    assert abs(drawn.sum() - 1) < EXACT
+    with jax.enable_x64(True):
+        accept = np.asarray(accept_probability(jnp.asarray(along), jnp.asarray(q), drafts))
+    assert accept.dtype == np.float64
     everything = strings(v, g + 1)
-    conditional = exact(p)[number(v, everything[:, :-1])]
+    conditional = p[number(v, everything[:, :-1])]
     conditional = np.take_along_axis(conditional, everything[..., None], axis=-1)[..., 0]
     law = np.zeros(len(everything))
     for accepted in range(g + 1):
         stops = np.where(accepted < lengths, 1 - accept[:, min(accepted, g - 1)], accepted == lengths)
         mass = drawn * accept[:, :accepted].prod(axis=1) * stops
-        following = exact(next_distribution(along, q, np.full(n, accepted), lengths))
+        with jax.enable_x64(True):
+            following = exact(next_distribution(jnp.asarray(along), jnp.asarray(q), jnp.full(n, accepted), lengths))
         emitted = np.zeros((v**accepted, v))
         np.add.at(emitted, number(v, drafts[:, :accepted]), mass[:, None] * following)
         start = emitted[number(v, everything[:, :accepted]), everything[:, accepted]]
@@ -74,6 +95,13 @@ class LookAhead:
 
     def lengths(self, confidence_logits):
         return jnp.where(confidence_logits[:, -1] > jnp.median(confidence_logits[:, -1]), confidence_logits.shape[1], 0)
+
+
+@functools.partial(jax.jit, static_argnames="policy")
+def lengths_of_each(policy, survival, room):
+    """Lengths [n] of blocks with survival [n, g], each the only request of a round."""
+    round, state = Round(jnp.ones(1, bool), jnp.full(1, room)), policy.initial_state(1, G)
+    return jax.vmap(lambda s: policy.lengths(s[None], round, state)[0])(survival)
 
 
 @pytest.fixture(scope="module")
@@ -125,22 +153,30 @@ def enumerate_case(monkeypatch, target, head: str | None, reduced: bool):
         p = verified(jnp.asarray(strings(V, G)), Sampling.create(V**G, **setting))
         assert not p[..., V:].any()
         real = np.asarray(proposal.tokens < V).all(axis=1)
-        yield (*(np.asarray(x)[real] for x in (q, proposal.tokens, proposal.confidence_logits)), np.asarray(p[..., :V]))
+        q, drafts, confidences = (np.asarray(x)[real] for x in (q, proposal.tokens, proposal.confidence_logits))
+        yield (
+            by_prefix(q, drafts),
+            drafts,
+            by_prefix(confidences, drafts),
+            by_prefix(np.asarray(p[..., :V]), strings(V, G)),
+        )
 
 
 @pytest.mark.parametrize("reduced", [False, True], ids=["whole", "reduced"])
 @pytest.mark.parametrize("head", [None, "vanilla", "gated", "rnn"])
 def test_law_is_the_targets(monkeypatch, law_target, head, reduced):
     for i, (q, drafts, confidences, p) in enumerate(enumerate_case(monkeypatch, law_target, head, reduced)):
-        survival = np.cumprod(1 / (1 + np.exp(-confidences)), axis=1)
-        thresholds = (Threshold(float(np.median(survival[:, k]))) for k in range(1, G))
-        for policy in (Fixed(0), Fixed(1), Fixed(), *thresholds):
-            lengths = np.asarray(policy.lengths(confidences))
-            for room in (2, G):
-                law, target = law_by_enumeration(p, q, drafts, np.minimum(lengths, room))
-                np.testing.assert_allclose(law, target, rtol=0, atol=1e-6)
+        survival = to_survival(confidences)
+        scaled = to_survival(confidences, (0.4, 3.0, 1.5))
+        thresholds = [Threshold(float(np.median(survival[:, k]))) for k in range(1, G)]
+        cases = [(policy, survival) for policy in (Fixed(0), Fixed(1), Fixed(), *thresholds)]
+        cases += [(policy, known) for policy in BY_COST for known in (survival, scaled)]
+        chosen = {tuple(lengths_of_each(*case, room).tolist()) for case in cases for room in (2, G)}
+        for lengths in chosen:
+            law, target = law_by_enumeration(p, q, drafts, np.array(lengths))
+            np.testing.assert_allclose(law, target, rtol=0, atol=EXACT)
         if i == 0 and head:
-            assert len(set(lengths)) > 1, "the threshold must depend on the drafts"
+            assert any(len(set(lengths)) > 1 for lengths in chosen), "lengths must depend on the drafts"
             law, target = law_by_enumeration(p, q, drafts, np.asarray(LookAhead().lengths(confidences)))
             assert np.abs(law - target).max() > 1e-4, "a policy that looks ahead must not pass"
 
