@@ -12,7 +12,7 @@ from rich.table import Table
 from dspark_jax.calibration.fingerprint import drafter_fingerprint
 from dspark_jax.calibration.records import join, record_rounds, write_records
 from dspark_jax.cli.models import ModelOptions, progress, prompt_ids
-from dspark_jax.decoding.generate import Generator, Request, whole_chunks
+from dspark_jax.decoding.generate import Request, whole_chunks
 from dspark_jax.evaluation import acceptance, generate_many, read_prompts
 
 
@@ -52,7 +52,7 @@ class Evaluate:
         files = {path: _fitting(path, [prompt_ids(target, t) for t in texts[path]], positions) for path in texts}
         longest = max(len(ids) for prompts in files.values() for ids in prompts) + self.max_tokens
         slots = whole_chunks(min(longest, positions))
-        generator = Generator(target.model, drafter, policy=self.models.policy, block_size=self.models.block_size)
+        generator = self.models.generator(target, drafter, self.models.block_size)
         table = Table(title=f"accepted length, bonus included, {self.limit} prompts a file, {self.max_tokens} tokens")
         for column in ("file", "T", "tau", "95 %", "rounds", "conditional acceptance by position"):
             table.add_column(column)
@@ -66,7 +66,8 @@ class Evaluate:
                 generations = [done[i] for i in range(len(requests))]
                 found = acceptance(generations, self.models.block_size or drafter.config.block_size)
                 if self.records is not None:
-                    recorded.append(record_rounds(generations, requests, domain=Path(path).stem, **about))
+                    rounds = [g.drafted() for g in generations]
+                    recorded.append(record_rounds(rounds, requests, domain=Path(path).stem, **about))
                     write_records(self.records, join(recorded))
                 rates = " ".join(f"{rate:.2f}" for rate in found.conditional)
                 interval = f"{found.low:.2f} to {found.high:.2f}"

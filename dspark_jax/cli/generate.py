@@ -53,7 +53,7 @@ class Generate:
         assert target.tokenizer is not None  # `prompt_ids` would have refused
         seed = int(time.time_ns() % 2**31) if self.seed is None else self.seed
         request = Request(ids, self.max_tokens, self.temperature, self.top_k, self.top_p, self.min_p, seed=seed)
-        generator = Generator(target.model, drafter, policy=self.models.policy, block_size=self.models.drafts)
+        generator = self.models.generator(target, drafter, self.models.drafts)
         text = Detokenizer(target.tokenizer, skip=target.config.stop_ids)
         waiting = progress.status("compiling (kept for the next run)")
         waiting.start()

@@ -6,12 +6,18 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
+from dspark_jax.calibration.calibration import read_calibration
+from dspark_jax.calibration.fingerprint import drafter_fingerprint
 from dspark_jax.checkpoints.default import DEFAULT_TARGET, cache_directory
 from dspark_jax.checkpoints.drafter import load_drafter
 from dspark_jax.checkpoints.hub import resolve
 from dspark_jax.checkpoints.target import LoadedTarget, load_target
+from dspark_jax.decoding.generate import Generator
 from dspark_jax.drafters.dspark import DSpark
-from dspark_jax.scheduling.policies import Fixed, Policy, Threshold
+from dspark_jax.scheduling.costs import load_costs
+from dspark_jax.scheduling.gate import Gate
+from dspark_jax.scheduling.policies import EarlyStop, Fixed, Policy, Threshold
+from dspark_jax.scheduling.profile import environment
 
 DEFAULT_DRAFTER = Path(__file__).parents[1] / "assets" / "smollm2-dspark"
 
@@ -28,23 +34,52 @@ class ModelOptions:
       survival: verify a draft while the product of confidences is at least this; 0 verifies whole blocks.
       block_size: drafts a round; default what the drafter was trained for, but on a CPU 3 of the default drafter's 5 in
         generation: there a step over 4 tokens costs hardly more than one over 2, and one over 6 as much as one over 8.
+      costs: a table of `dspark profile`: draft while that pays, and verify what pays, instead of by survival alone.
+      calibration: temperatures of `dspark calibrate`, which make confidences probabilities.
     """
 
     target: str = DEFAULT_TARGET
     drafter: str = "default"
     survival: float = 0.0
     block_size: int | None = None
+    costs: str | None = None
+    calibration: str | None = None
 
     @property
     def policy(self) -> Policy:
+        """The policy that needs no cost table."""
         return Threshold(self.survival) if self.survival > 0 else Fixed()
 
     @property
     def drafts(self) -> int | None:
         """Drafts a round in generation; None is what the drafter was trained for."""
-        if self.block_size is None and self.drafter == "default" and jax.default_backend() == "cpu":
-            return 3
-        return self.block_size
+        by_default = self.block_size is None and self.drafter == "default" and self.costs is None
+        return 3 if by_default and jax.default_backend() == "cpu" else self.block_size
+
+    def generator(self, target: LoadedTarget, drafter: DSpark | None, block_size: int | None) -> Generator:
+        """A generator with the policy and the temperatures asked for.
+
+        Args:
+          block_size: drafts a round; None is what the drafter was trained for.
+
+        Raises:
+          ValueError: both survival and costs are given, or a file is of another machine or drafter.
+        """
+        if drafter is None:
+            return Generator(target.model)
+        policy, temperatures = self.policy, None
+        block_size = drafter.config.block_size if block_size is None else block_size
+        if self.costs is not None:
+            if self.survival > 0:
+                raise ValueError("--survival and --costs are two ways to choose lengths; pass one of them.")
+            costs = load_costs(self.costs, environment(target.model, drafter, block_size)).at()
+            policy = Gate(EarlyStop(costs), costs)
+        if self.calibration is not None:
+            known = read_calibration(self.calibration)
+            temperatures = known.temperatures_for(block_size, drafter_fingerprint(drafter))
+        return Generator(
+            target.model, drafter, policy=policy, block_size=block_size, confidence_temperatures=temperatures
+        )
 
     def load(self) -> tuple[LoadedTarget, DSpark | None]:
         """Loads both models.

@@ -1,0 +1,113 @@
+"""Measures what steps cost, in the process and with the programs that generation runs."""
+
+import hashlib
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax
+import jax
+
+from dspark_jax.decoding.generate import Batch, Generator, Request, whole_chunks
+from dspark_jax.models.decoder import Decoder
+from dspark_jax.scheduling.costs import CostTable, Stairs, StepCosts
+from dspark_jax.scheduling.policies import Fixed, Plain, Policy
+
+ROUNDS = 4
+"""Rounds of one timing, run as one program, so that a call's own overhead is shared as it is in generation."""
+
+
+def profile(
+    target: Decoder,
+    drafter: Any,
+    *,
+    rows: Sequence[int] = (1, 4),
+    contexts: Sequence[int] = (512,),
+    widths: Sequence[int] | None = None,
+    block_size: int | None = None,
+    repeats: int = 7,
+    warm_up: int = 2,
+    progress: Callable[[str], None] = lambda text: None,
+) -> CostTable:
+    """Measures plain and drafted rounds of every number of rows, verify width and cache length.
+
+    A drafted round that verifies w tokens a row takes draft + verify(w) seconds, a plain one verify(1): the times are
+    medians of whole rounds, with sampling, acceptance and cache updates, and drafting is what a drafted round of width
+    1 takes beyond a plain one. Cost depends on shapes alone, so what is drafted does not matter.
+
+    Args:
+      rows: requests side by side; contexts: cache positions a row, rounded up to whole chunks.
+      widths: tokens a row to verify, anchor included; None takes powers of two and the whole block.
+      block_size: drafts a round; None is what the drafter was trained for.
+      repeats, warm_up: timings that count, and those before that do not.
+      progress: hears what is measured next.
+
+    Raises:
+      ValueError: a number below 1, a width beyond the block, or a context too short for the rounds of a timing.
+    """
+    g = drafter.config.block_size if block_size is None else block_size
+    widths = sorted({w for w in (1, 2, 4, 8, 16) if w <= g} | {g + 1}) if widths is None else sorted({1, *widths})
+    if min(*rows, *contexts, *widths, repeats, 1 + warm_up) < 1 or widths[-1] > g + 1:
+        raise ValueError(
+            f"rows, contexts and repeats must be at least 1 and widths within 1..{g + 1}; got {list(rows)}, "
+            f"{list(contexts)}, {repeats} and {widths}."
+        )
+    lengths = sorted({whole_chunks(n) for n in contexts})
+    if lengths[0] <= ROUNDS * (g + 1) + 1:
+        raise ValueError(f"contexts must be over {ROUNDS * (g + 1) + 1} positions, got {min(contexts)}.")
+    table = []
+    for context in lengths:
+        stairs = []
+        for n in sorted(set(rows)):
+
+            def measure(policy: Policy, name: str, n: int = n, context: int = context) -> float:
+                progress(f"{n} rows, {context} positions, {name}")
+                generator = Generator(target, drafter, policy=policy, block_size=g, max_length=context)
+                return _seconds(generator, n, repeats, warm_up)
+
+            plain = measure(Plain(), "plain")
+            drafted = [measure(Fixed(w - 1), f"width {w}") for w in widths]
+            draft = max(drafted[0] - plain, 0.0)
+            verify = (plain, *(max(d - draft, plain) for d in drafted[1:]))
+            stairs.append(Stairs(n, tuple(n * w for w in widths), verify, draft))
+        table.append((context, StepCosts(tuple(stairs))))
+    return CostTable(tuple(table), environment(target, drafter, g))
+
+
+def environment(target: Decoder, drafter: Any, block_size: int | None = None) -> dict[str, str]:
+    """What step costs depend on: the device, the libraries, and the shapes and types of the models."""
+    device = jax.devices()[0]
+    kind = f"{device.device_kind} x{jax.device_count()}"
+    if device.platform == "cpu":
+        kind += f", {os.cpu_count()} cores"
+    return {
+        "device": kind,
+        "jax": jax.__version__,
+        "flax": flax.__version__,
+        "target": _name(target.config),
+        "drafter": _name(drafter.config),
+        "dtype": f"{target.dtype}, drafter {drafter.dtype}",
+        "sharding": str(getattr(target.embedding[...].sharding, "spec", "one device")),
+        "block size": str(drafter.config.block_size if block_size is None else block_size),
+    }
+
+
+def _name(config: Any) -> str:
+    digest = hashlib.sha256(repr(config).encode()).hexdigest()[:12]
+    return f"{config.num_layers} layers, width {config.hidden_size}, {digest}"
+
+
+def _seconds(generator: Generator, rows: int, repeats: int, warm_up: int) -> float:
+    """Median seconds of a round."""
+    batch = Batch(generator, rows=rows, slots=whole_chunks(generator.max_length))
+    request = Request([0], max_tokens=generator.max_length, ignore_eos=True, seed=0)
+    times = []
+    for _ in range(warm_up + repeats):
+        batch.admit(dict.fromkeys(range(rows), request))
+        jax.block_until_ready(batch.state)
+        start = time.perf_counter()
+        batch.step(ROUNDS)
+        times.append((time.perf_counter() - start) / ROUNDS)
+    return statistics.median(times[warm_up:])
