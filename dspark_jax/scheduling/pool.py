@@ -56,6 +56,7 @@ class Pool:
       seconds: [n + 1] of that step; it never falls.
       least, most: units admitted in any case, and units that can be.
       value: [r, g] what the order goes by; 0 where there is no candidate.
+      ordered: [r * g] values, descending; none if padded.
       round: whose candidates they are.
     """
 
@@ -64,6 +65,7 @@ class Pool:
     least: jax.Array
     most: jax.Array
     value: jax.Array
+    ordered: jax.Array | None
     round: Round
 
     @property
@@ -74,12 +76,12 @@ class Pool:
     def lengths(self, admitted: jax.Array) -> jax.Array:
         """Lengths [r] with the first `admitted` units, at most `most`."""
         r, g = self.value.shape
-        if self.round.padded:
+        if self.ordered is None:
             chosen = self.round.fits(g) & (jnp.arange(g) < admitted)
         else:
             # Position-major, so that counting along it breaks ties by position, then by request.
-            values = _position_major(self.value)
-            last = kth_largest(values, admitted)
+            values = self.value.T.ravel()
+            last = self.ordered[jnp.maximum(admitted, 1) - 1]
             ties = values == last
             wanted = admitted - jnp.sum(values > last, dtype=jnp.int32)
             chosen = (values > last) | (ties & (jnp.cumsum(ties, dtype=jnp.int32) <= wanted))
@@ -95,8 +97,8 @@ class Pool:
         dearer = self.seconds[1:] > self.seconds[:-1]
         pays = self.theta[1:] > self.theta[:-1] * jnp.where(dearer, 1 + minimum_gain, 1)
         units = jnp.arange(len(pays))
-        walk = (pays | (units < self.least)) & (units < self.most)
-        return jnp.sum(jnp.cumprod(walk.astype(jnp.int32)), dtype=jnp.int32)
+        goes_on = (pays | (units < self.least)) & (units < self.most)
+        return jnp.where(jnp.all(goes_on), len(units), jnp.argmin(goes_on))
 
     def best(self, minimum_gain: float = 0.0) -> jax.Array:
         """Units with the largest Theta of all, the fewest of equals; the least if the gain over that is small.
@@ -126,46 +128,24 @@ def pool(survival: jax.Array, round: Round, costs: StepCosts, floor: int = 0) ->
     sure = fits & (jnp.arange(survival.shape[1]) < floor)
     value = jnp.where(sure, SURE, survival)
     if round.padded:
-        candidate, sure = jnp.any(value > 0, axis=0), jnp.any(sure, axis=0)
+        candidate, sure, ordered = jnp.any(value > 0, axis=0), jnp.any(sure, axis=0), None
         tau = round.requests + jnp.cumsum(jnp.sum(survival, axis=0))
     else:
-        candidate, ordered = value > 0, jnp.sort(_position_major(value), descending=True)
+        candidate, ordered = value > 0, _descending(value.ravel())
         tau = round.requests + jnp.sum(survival, where=sure) + jnp.cumsum(jnp.where(ordered == SURE, 0, ordered))
     tau = jnp.concatenate([round.requests[None], tau])
     seconds = round.step(costs, jnp.arange(len(tau)))
     possible = jnp.maximum(jnp.sum(jnp.isfinite(seconds), dtype=jnp.int32) - 1, 0)
     most = jnp.minimum(jnp.sum(candidate, dtype=jnp.int32), possible)
     least = jnp.minimum(jnp.sum(sure, dtype=jnp.int32), most)
-    return Pool(tau, seconds, least, most, value, round)
+    return Pool(tau, seconds, least, most, value, ordered, round)
 
 
 SURE = 2.0
 """The value of drafts that are admitted in any case: above every survival."""
 
 
-def _position_major(value: jax.Array) -> jax.Array:
-    return value.T.ravel()
-
-
-def kth_largest(values: jax.Array, k: jax.Array) -> jax.Array:
-    """The k-th largest of non-negative values [n]; on CPUs by bisection, where a sort takes ten times as long."""
-    return jax.lax.platform_dependent(values, k, cpu=kth_by_bisection, default=kth_by_sort)
-
-
-def kth_by_bisection(values: jax.Array, k: jax.Array) -> jax.Array:
-    """By halving on the bits of floats, which order like the floats themselves."""
+def _descending(values: jax.Array) -> jax.Array:
+    """Sorts non-negative float32 values [n] by their bits, which order alike; XLA sorts integers faster on CPUs."""
     bits = jax.lax.bitcast_convert_type(values, jnp.int32)
-
-    def halve(_, bounds):
-        low, high = bounds
-        middle = low + (high - low + 1) // 2
-        enough = jnp.sum(bits >= middle) >= k
-        return jnp.where(enough, middle, low), jnp.where(enough, high, middle - 1)
-
-    low, _ = jax.lax.fori_loop(0, 31, halve, (jnp.int32(0), jnp.max(bits)))
-    return jax.lax.bitcast_convert_type(low, jnp.float32)
-
-
-def kth_by_sort(values: jax.Array, k: jax.Array) -> jax.Array:
-    """By sorting everything."""
-    return jnp.sort(values, descending=True)[jnp.maximum(k, 1) - 1]
+    return jax.lax.bitcast_convert_type(-jax.lax.sort(-bits, is_stable=False), jnp.float32)

@@ -24,7 +24,6 @@ from dspark_jax.scheduling import (
     Threshold,
     pool,
 )
-from dspark_jax.scheduling.pool import kth_by_bisection, kth_by_sort
 from tests.scheduling.twins import Case, Curve, Twin, brute_force
 
 R, G = 3, 3
@@ -102,13 +101,6 @@ def test_ties_go_by_survival_then_position_then_request():
 @partial(jax.jit, static_argnums=0)
 def vmapped(rule, *args):
     return jax.vmap(rule)(*args)
-
-
-def test_the_two_ways_to_the_kth_largest_agree():
-    values = jnp.asarray(Case.random(0, 1, 40, 5).survival.ravel())
-    ks = jnp.arange(1, values.size + 1)
-    by_bits, by_sort = (vmapped(lambda k, way=way: way(values, k), ks) for way in (kth_by_bisection, kth_by_sort))
-    np.testing.assert_array_equal(by_bits, by_sort)
 
 
 def lengths_of_all(rule, case: Case, padded: bool, *more) -> np.ndarray:
