@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from flax import nnx
 from dspark_jax.checkpoints.drafter import load_drafter, save_drafter
 from dspark_jax.checkpoints.target import load_target
 from dspark_jax.drafters.config import DrafterConfig
-from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.drafters.dspark import DraftIds, DSpark
 from dspark_jax.models.decoder import Decoder, check_taps
 from train.config import RunConfig
 from train.data import PackedData, frequent_tokens, read_documents
@@ -39,14 +40,35 @@ def optimizer(run: RunConfig) -> optax.GradientTransformation:
 
 
 def _same_shape(drafter: DSpark, config: DrafterConfig, path: str) -> DSpark:
-    """A loaded drafter, if it is of the shape the run asks for."""
-    theirs, ours = (dataclasses.asdict(dataclasses.replace(c, num_anchors=0)) for c in (drafter.config, config))
+    """A loaded drafter, if it is of the shape the run asks for; its draft vocabulary may be smaller."""
+    free = {"num_anchors": 0}
+    if drafter.draft_ids is not None and drafter.config.draft_rows < config.draft_rows:
+        free["draft_vocab_size"] = 0
+    theirs, ours = (dataclasses.asdict(dataclasses.replace(c, **free)) for c in (drafter.config, config))
     if changed := {k: (theirs[k], ours[k]) for k in ours if theirs[k] != ours[k]}:
         raise ValueError(
             f"the initial drafter {path} is of another shape than the run (field: (there, here)): {changed}. "
             "Give the run the drafter's own."
         )
     return drafter
+
+
+def _grown(drafter: DSpark, config: DrafterConfig, documents: Sequence[tuple[np.ndarray, int]]) -> DSpark:
+    """The drafter with the config's draft vocabulary: its own tokens, and the most frequent of those it lacks.
+
+    What it computes for its own tokens stays; the bias of new ones starts at zero.
+    """
+    have = np.asarray(drafter.draft_ids[...])
+    ids = frequent_tokens(documents, config.draft_rows, have)
+    grown = DSpark(config, dtype=drafter.dtype, rngs=nnx.Rngs(0))
+    if drafter.markov:
+        old = drafter.markov.w2[...]
+        drafter.markov.w2 = nnx.Param(
+            jnp.zeros(grown.markov.w2.shape, old.dtype).at[np.searchsorted(ids, have)].set(old)
+        )
+    drafter.draft_ids = None if grown.draft_ids is None else DraftIds(jnp.asarray(ids))
+    nnx.update(grown, nnx.state(drafter))
+    return grown
 
 
 def _kinds(params: nnx.State) -> nnx.State:
@@ -155,7 +177,9 @@ class Trainer:
         run = self.run
         config = run.drafter(self.target.config)
         if run.initial_drafter:
-            return _same_shape(load_drafter(run.initial_drafter, target=self.target), config, run.initial_drafter)
+            drafter = _same_shape(load_drafter(run.initial_drafter, target=self.target), config, run.initial_drafter)
+            same = drafter.config.draft_rows == config.draft_rows
+            return drafter if same else _grown(drafter, config, documents)
         drafter = DSpark(config, rngs=nnx.Rngs(run.seed))
         if drafter.draft_ids is not None:
             ids = frequent_tokens(documents, run.draft_vocab_size, self.target.config.stop_ids)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from train.loop import Trainer
 
@@ -149,3 +150,28 @@ def test_a_run_can_go_on_from_a_drafter(start, tmp_path):
         start(out=str(tmp_path / "third"), initial_drafter=path, block_size=3)
     with pytest.raises(ValueError, match="give one"):
         start(initial_drafter=path, warm_start=(0,))
+
+
+@pytest.mark.parametrize(("head", "size"), [("vanilla", 40), ("rnn", 0)])
+def test_a_draft_vocabulary_grows_and_keeps_what_it_knows(start, tmp_path, head, size):
+    first = start(markov_head_type=head)
+    first.train(until=2)
+    path = str(first.export(tmp_path / "exported", dtype=jnp.float32))
+    wider = dict(out=str(tmp_path / "second"), initial_drafter=path, draft_vocab_size=size, markov_head_type=head)
+    second = start(**wider)
+    old, new = first.drafter, second.drafter
+    have = np.asarray(old.draft_ids[...])
+    ids = np.arange(new.config.vocab_size) if new.draft_ids is None else np.asarray(new.draft_ids[...])
+    assert len(have) < len(ids) and set(have) < set(ids) and (np.diff(ids) > 0).all()
+    at = np.searchsorted(ids, have)
+    np.testing.assert_array_equal(new.markov.w2[...][at], old.markov.w2[...])
+    assert not np.delete(np.asarray(new.markov.w2[...]), at, axis=0).any()
+    np.testing.assert_array_equal(new.draft_head(second.target)[at], old.draft_head(first.target))
+    for path, leaf in nnx.to_flat_state(nnx.state(old, nnx.Param)):
+        if path != ("markov", "w2"):
+            np.testing.assert_array_equal(leaf[...], dict(nnx.to_flat_state(second.state.params))[path][...])
+    second.train(until=2)
+    assert np.asarray(second.drafter.markov.w2[...]).any(axis=1).sum() > len(have)
+    again = start(**wider)
+    assert again.step == 2
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(again.drafter), nnx.state(second.drafter))
