@@ -20,8 +20,8 @@ class RunConfig:
         intermediate_size takes the target's.
       draft_vocab_size: most frequent answer tokens that can be drafted; 0 is all.
       warm_start: target layers whose weights the draft layers start from; empty starts at random.
-      initial_drafter: a drafter checkpoint of the same shape to go on from, instead; if its draft vocabulary is smaller,
-        it grows.
+      initial_drafter: a drafter checkpoint of the same shape to go on from, instead; a smaller draft vocabulary
+        grows.
       seq_len, batch_size: packed tokens a row, rows a step; num_anchors: blocks sampled a row.
       cache_features: run the target once over all documents and keep its hidden states on disk, instead of on line in
         every step; pays when documents are seen more than once.

@@ -13,7 +13,7 @@ import jax
 from dspark_jax.decoding.generate import Batch, Generator, Request, whole_chunks
 from dspark_jax.models.decoder import Decoder
 from dspark_jax.scheduling.costs import CostTable, Stairs, StepCosts
-from dspark_jax.scheduling.policies import Fixed, Plain, Policy
+from dspark_jax.scheduling.policies import Fixed, Plain
 
 ROUNDS = 4
 """Rounds of one timing, run as one program, so that a call's own overhead is shared as it is in generation."""
@@ -35,7 +35,8 @@ def profile(
 
     A drafted round that verifies w tokens a row takes draft + verify(w) seconds, a plain one verify(1): the times are
     medians of whole rounds, with sampling, acceptance and cache updates, and drafting is what a drafted round of width
-    1 takes beyond a plain one. Cost depends on shapes alone, so what is drafted does not matter.
+    1 takes beyond a plain one. Plain rounds and all widths take turns, so that a machine that slows down slows all.
+    Cost depends on shapes alone, so what is drafted does not matter.
 
     Args:
       rows: requests side by side; contexts: cache positions a row, rounded up to whole chunks.
@@ -61,14 +62,14 @@ def profile(
     for context in lengths:
         stairs = []
         for n in sorted(set(rows)):
-
-            def measure(policy: Policy, name: str, n: int = n, context: int = context) -> float:
-                progress(f"{n} rows, {context} positions, {name}")
-                generator = Generator(target, drafter, policy=policy, block_size=g, max_length=context)
-                return _seconds(generator, n, repeats, warm_up)
-
-            plain = measure(Plain(), "plain")
-            drafted = [measure(Fixed(w - 1), f"width {w}") for w in widths]
+            progress(f"{n} rows, {context} positions")
+            policies = (Plain(), *(Fixed(w - 1) for w in widths))
+            batches = [
+                Batch(Generator(target, drafter, policy=p, block_size=g, max_length=context), rows=n, slots=context)
+                for p in policies
+            ]
+            timings = [[_seconds(batch, n) for batch in batches] for _ in range(warm_up + repeats)][warm_up:]
+            plain, *drafted = (statistics.median(times) for times in zip(*timings, strict=True))
             draft = max(drafted[0] - plain, 0.0)
             verify = (plain, *(max(d - draft, plain) for d in drafted[1:]))
             stairs.append(Stairs(n, tuple(n * w for w in widths), verify, draft))
@@ -99,15 +100,11 @@ def _name(config: Any) -> str:
     return f"{config.num_layers} layers, width {config.hidden_size}, {digest}"
 
 
-def _seconds(generator: Generator, rows: int, repeats: int, warm_up: int) -> float:
-    """Median seconds of a round."""
-    batch = Batch(generator, rows=rows, slots=whole_chunks(generator.max_length))
-    request = Request([0], max_tokens=generator.max_length, ignore_eos=True, seed=0)
-    times = []
-    for _ in range(warm_up + repeats):
-        batch.admit(dict.fromkeys(range(rows), request))
-        jax.block_until_ready(batch.state)
-        start = time.perf_counter()
-        batch.step(ROUNDS)
-        times.append((time.perf_counter() - start) / ROUNDS)
-    return statistics.median(times[warm_up:])
+def _seconds(batch: Batch, rows: int) -> float:
+    """Seconds of a round with fresh requests."""
+    request = Request([0], max_tokens=batch.slots, ignore_eos=True, seed=0)
+    batch.admit(dict.fromkeys(range(rows), request))
+    jax.block_until_ready(batch.state)
+    start = time.perf_counter()
+    batch.step(ROUNDS)
+    return (time.perf_counter() - start) / ROUNDS
