@@ -22,6 +22,8 @@ class RunConfig:
       warm_start: target layers whose weights the draft layers start from; empty starts at random.
       initial_drafter: a drafter checkpoint of the same shape to go on from, instead; a smaller draft vocabulary
         grows.
+      train_only: modules to train, the rest of the initial drafter stays; empty trains all. `confidence` alone, on
+        documents the drafter was not trained on, corrects a head that saw only documents the drafter knows by heart.
       seq_len, batch_size: packed tokens a row, rows a step; num_anchors: blocks sampled a row.
       cache_features: run the target once over all documents and keep its hidden states on disk, instead of on line in
         every step; pays when documents are seen more than once.
@@ -44,6 +46,7 @@ class RunConfig:
     draft_vocab_size: int = 8192
     warm_start: tuple[int, ...] = ()
     initial_drafter: str = ""
+    train_only: tuple[str, ...] = ()
     seq_len: int = 512
     batch_size: int = 8
     num_anchors: int = 128
@@ -66,6 +69,10 @@ class RunConfig:
             raise ValueError(f"warm_start names {len(self.warm_start)} layers for {self.num_layers} draft layers.")
         if self.warm_start and self.initial_drafter:
             raise ValueError("warm_start and initial_drafter both say where the weights come from; give one.")
+        if self.train_only and not self.initial_drafter:
+            raise ValueError(
+                f"train_only {list(self.train_only)} would leave the rest at random; give initial_drafter."
+            )
         sizes = ("num_layers", "block_size", "steps", "batch_size", "seq_len", "num_anchors", "chunk")
         for name in (*sizes, "checkpoint_every", "log_every"):
             if getattr(self, name) < 1:

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -71,6 +71,14 @@ def _grown(drafter: DSpark, config: DrafterConfig, documents: Sequence[tuple[np.
     return grown
 
 
+def _trained(drafter: DSpark, only: tuple[str, ...]) -> Callable[[tuple, nnx.Variable], bool]:
+    """Which variables a run trains: all parameters, or those of the modules named."""
+    modules = {path[0] for path, _ in nnx.to_flat_state(nnx.state(drafter, nnx.Param))}
+    if unknown := sorted(set(only) - modules):
+        raise ValueError(f"train_only names {unknown}; this drafter has {sorted(modules)}.")
+    return lambda path, variable: isinstance(variable, nnx.Param) and (not only or path[0] in only)
+
+
 def _kinds(params: nnx.State) -> nnx.State:
     """Which parameters are matrices of the backbone: those are orthogonalised."""
 
@@ -105,7 +113,7 @@ class Trainer:
         documents = read_documents(run.data, self.target.config.num_tokens)
         self.data = PackedData(documents, run.seq_len, run.batch_size, run.seed)
         drafter = self._build(documents)
-        graph, params, frozen = nnx.split(drafter, nnx.Param, ...)
+        graph, params, frozen = nnx.split(drafter, _trained(drafter, run.train_only), ...)
         target_graph, self._target = nnx.split(self.target)
         tx = optimizer(run)
         self._frozen = frozen

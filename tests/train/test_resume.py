@@ -175,3 +175,22 @@ def test_a_draft_vocabulary_grows_and_keeps_what_it_knows(start, tmp_path, head,
     again = start(**wider)
     assert again.step == 2
     jax.tree.map(np.testing.assert_array_equal, nnx.state(again.drafter), nnx.state(second.drafter))
+
+
+def test_a_run_can_train_the_confidence_head_alone(start, tmp_path):
+    first = start()
+    first.train(until=2)
+    path = str(first.export(tmp_path / "exported", dtype=jnp.float32))
+    alone = dict(out=str(tmp_path / "second"), initial_drafter=path, train_only=("confidence",))
+    second = start(**alone)
+    assert second.train(until=2)["gradient_norm"] > 0
+    for path, leaf in nnx.to_flat_state(nnx.state(first.drafter)):
+        after = dict(nnx.to_flat_state(nnx.state(second.drafter)))[path]
+        assert (path[0] == "confidence") != np.array_equal(leaf[...], after[...]), path
+    again = start(**alone)
+    assert again.step == 2
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(again.drafter), nnx.state(second.drafter))
+    with pytest.raises(ValueError, match=r"train_only names \['confident'\]; this drafter has .*'confidence'"):
+        start(**alone | {"train_only": ("confident",)})
+    with pytest.raises(ValueError, match="give initial_drafter"):
+        start(train_only=("confidence",))
