@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import tyro
 from rich.box import SIMPLE_HEAD
@@ -18,10 +20,13 @@ from dspark_jax.calibration.calibration import (
     write_calibration,
 )
 from dspark_jax.calibration.diagrams import check_plotting, plot_reliability
-from dspark_jax.calibration.drift import Drift, measure_drift
+from dspark_jax.calibration.drift import Drift, Scheduler, measure_drift
 from dspark_jax.calibration.metrics import BINS, Measures
 from dspark_jax.calibration.records import Records, join, read_records
 from dspark_jax.calibration.scaling import MINIMUM, Objective
+from dspark_jax.scheduling.costs import load_costs
+from dspark_jax.scheduling.policies import EarlyStop
+from dspark_jax.scheduling.pool import Round
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +39,9 @@ class Calibrate:
       check: fit nothing; measure the temperatures in this file on all the records, to see whether they still hold.
       plot: where reliability diagrams of the prompts held out go (.png, .svg, .pdf).
       drift: also fit on every domain, and on all but every domain, and measure on each.
+      costs: with drift, also what wrong temperatures cost: throughput by this table of `dspark profile`, lost against
+        temperatures of the domain itself. The records must be of whole blocks.
+      requests: how many run side by side there.
       domain: only rounds of these domains; all when absent.
       temperature: only rounds sampled at this temperature; all when absent.
       objective: what the fit minimises: ece as in the paper, or likelihood, steadier on few rounds.
@@ -48,6 +56,8 @@ class Calibrate:
     check: str | None = None
     plot: str | None = None
     drift: bool = False
+    costs: str | None = None
+    requests: int = 8
     domain: tuple[str, ...] = ()
     temperature: float | None = None
     objective: Objective = "ece"
@@ -60,6 +70,8 @@ class Calibrate:
         """Prints calibration error and discrimination by position before and after, for the mix and every domain."""
         if not self.records:
             raise ValueError("expected at least one file of records; `dspark evaluate DATA --records FILE` writes one.")
+        if self.costs is not None and not self.drift:
+            raise ValueError("--costs prices drift; pass --drift with it.")
         if self.plot is not None:
             check_plotting()
         records = self._read()
@@ -77,13 +89,31 @@ class Calibrate:
             measured = records.split(self.held_out, self.seed)[1]
             self._print(console, known, known.measures, "prompts held out")
             if self.drift:
+                drift = measure_drift(records, **options, scheduler=self._scheduler(records.block_size))
                 console.print("mean ECE on prompts held out of each domain, by what temperatures were fitted on")
-                console.print(drift_table(measure_drift(records, **options)))
+                if drift.loss is not None:
+                    console.print(f"and the throughput lost by it, {self.requests} requests side by side")
+                console.print(drift_table(drift))
             write_calibration(self.out, known)
             console.print(f"wrote {self.out}")
         if self.plot is not None:
             plot_reliability(self.plot, measured, known)
             console.print(f"wrote {self.plot}")
+
+    def _scheduler(self, block_size: int) -> Scheduler | None:
+        """Algorithm 1 by the cost table."""
+        if self.costs is None:
+            return None
+        r, costs = self.requests, load_costs(self.costs).at()
+        if r < 1 or costs.widths(r, block_size)[-1] <= block_size:
+            raise ValueError(
+                f"{self.costs} has no step of {r} requests with {block_size} drafts each; measure it with "
+                f"`dspark profile --rows {max(r, 1)}`, or pass other --requests."
+            )
+        policy, round = EarlyStop(costs), Round(jnp.ones(r, bool), jnp.full(r, block_size))
+        lengths = jax.jit(lambda survival: policy.lengths(survival, round))
+        seconds = costs.seconds(r, jnp.arange(r * (1 + block_size) + 1))
+        return Scheduler(lengths, 1 / np.asarray(seconds), r)
 
     def _read(self) -> Records:
         records = join([read_records(path) for path in self.records])
@@ -128,12 +158,15 @@ def position_table(before: Measures, after: Measures) -> Table:
 
 
 def drift_table(drift: Drift) -> Table:
-    """Mean ECE of temperatures fitted on one mix (rows) and measured on a domain (columns)."""
+    """Mean ECE of temperatures fitted on one mix (rows) and measured on a domain (columns), and throughput lost."""
     table = Table(box=SIMPLE_HEAD)
     for column in ("fitted on", "temperatures", *drift.measured_on):
         table.add_column(column, justify="left" if column == "fitted on" else "right")
-    for name, temperatures, errors in zip(drift.fitted_on, drift.temperatures, drift.ece, strict=True):
-        table.add_row(name, " ".join(f"{t:.2f}" for t in temperatures), *map(_share, errors))
+    for m, name in enumerate(drift.fitted_on):
+        cells = [_share(error) for error in drift.ece[m]]
+        if drift.loss is not None:
+            cells = [f"{cell}, {loss:+.1%}" for cell, loss in zip(cells, drift.loss[m], strict=True)]
+        table.add_row(name, " ".join(f"{t:.2f}" for t in drift.temperatures[m]), *cells)
     return table
 
 

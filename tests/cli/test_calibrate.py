@@ -1,12 +1,14 @@
 """`dspark evaluate --records`, and `dspark calibrate` on what it wrote."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
 from dspark_jax.calibration import Records, drafter_fingerprint, read_calibration, read_records, write_records
 from dspark_jax.cli import main
+from dspark_jax.scheduling import CostTable, Stairs, StepCosts
 
 
 def write(path, domains=("math", "chat"), n=2000):
@@ -35,6 +37,28 @@ def test_it_prints_tables_and_writes_temperatures_and_a_picture(tmp_path, capsys
     text = capsys.readouterr().out
     assert "on all rounds" in text and " ".join(f"{t:.3f}" for t in known.temperatures) in text
     assert "1000" in text and "math" not in text, "prompts of temperature 1 are those of chat"
+
+
+def test_drift_is_priced_by_a_cost_table(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    records, costs = str(tmp_path / "r.npz"), str(tmp_path / "costs.json")
+    write(records)
+    buckets = (4, 8, 16)
+    step = StepCosts((Stairs(4, buckets, tuple(0.02 + 0.002 * n for n in buckets), 0.002),))
+    CostTable(((512, step),)).save(costs)
+    args = ["calibrate", records, "--drift", "--minimum", "30", "--out", str(tmp_path / "sts.json"), "--costs", costs]
+    main([*args, "--requests", "4"])
+    said = capsys.readouterr().out
+    rows = said.split("4 requests side by side")[1].split("no fit")[1].splitlines()
+    raw, math = (re.findall(r"([+-]\d+\.\d)%", row) for row in rows[:2])
+    assert math[0] == "+0.0" and float(raw[0]) > 0, "boasting confidences verify what does not pay"
+    for wrong, message in (
+        ([*args, "--requests", "5"], "no step of 5 requests with 3 drafts each"),
+        (["calibrate", records, "--costs", costs], "pass --drift"),
+    ):
+        with pytest.raises(SystemExit):
+            main(wrong)
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
