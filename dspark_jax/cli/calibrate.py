@@ -75,6 +75,7 @@ class Calibrate:
         if self.plot is not None:
             check_plotting()
         records = self._read()
+        scheduler = self._scheduler(records.block_size)
         console = Console()
         if self.check is not None:
             known = read_calibration(self.check)
@@ -89,7 +90,7 @@ class Calibrate:
             measured = records.split(self.held_out, self.seed)[1]
             self._print(console, known, known.measures, "prompts held out")
             if self.drift:
-                drift = measure_drift(records, **options, scheduler=self._scheduler(records.block_size))
+                drift = measure_drift(records, **options, scheduler=scheduler)
                 console.print("mean ECE on prompts held out of each domain, by what temperatures were fitted on")
                 if drift.loss is not None:
                     console.print(f"and the throughput lost by it, {self.requests} requests side by side")
@@ -105,10 +106,12 @@ class Calibrate:
         if self.costs is None:
             return None
         r, costs = self.requests, load_costs(self.costs).at()
-        if r < 1 or costs.widths(r, block_size)[-1] <= block_size:
+        if r < 1:
+            raise ValueError(f"--requests must be at least 1, got {r}.")
+        if (widest := costs.widths(r, block_size)[-1]) <= block_size:
             raise ValueError(
-                f"{self.costs} has no step of {r} requests with {block_size} drafts each; measure it with "
-                f"`dspark profile --rows {max(r, 1)}`, or pass other --requests."
+                f"{self.costs} ends at {r * widest} tokens for {r} requests, {r * (1 + block_size)} with whole blocks; "
+                "measure it with `dspark profile`, or pass fewer --requests."
             )
         policy, round = EarlyStop(costs), Round(jnp.ones(r, bool), jnp.full(r, block_size))
         lengths = jax.jit(lambda survival: policy.lengths(survival, round))

@@ -43,9 +43,11 @@ def test_drift_is_priced_by_a_cost_table(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     records, costs = str(tmp_path / "r.npz"), str(tmp_path / "costs.json")
     write(records)
-    buckets = (4, 8, 16)
-    step = StepCosts((Stairs(4, buckets, tuple(0.02 + 0.002 * n for n in buckets), 0.002),))
+    buckets = tuple(range(4, 17))
+    step = StepCosts((Stairs(4, buckets, tuple(0.02 + 0.004 * n for n in buckets), 0.002),))
     CostTable(((512, step),)).save(costs)
+    narrow = str(tmp_path / "narrow.json")
+    CostTable(((512, StepCosts((Stairs(4, (4, 8), (0.1, 0.2)),))),)).save(narrow)
     args = ["calibrate", records, "--drift", "--minimum", "30", "--out", str(tmp_path / "sts.json"), "--costs", costs]
     main([*args, "--requests", "4"])
     said = capsys.readouterr().out
@@ -53,7 +55,9 @@ def test_drift_is_priced_by_a_cost_table(tmp_path, capsys, monkeypatch):
     raw, math = (re.findall(r"([+-]\d+\.\d)%", row) for row in rows[:2])
     assert math[0] == "+0.0" and float(raw[0]) > 0, "boasting confidences verify what does not pay"
     for wrong, message in (
-        ([*args, "--requests", "5"], "no step of 5 requests with 3 drafts each"),
+        ([*args, "--requests", "5"], "covers steps of up to 4 requests"),
+        ([*args, "--requests", "0"], "at least 1, got 0"),
+        ([*args[:-1], narrow, "--requests", "4"], "ends at 8 tokens for 4 requests, of 16"),
         (["calibrate", records, "--costs", costs], "pass --drift"),
     ):
         with pytest.raises(SystemExit):
