@@ -16,7 +16,7 @@ from dspark_jax.decoding.generate import Generator
 from dspark_jax.drafters.dspark import DSpark
 from dspark_jax.scheduling.costs import load_costs
 from dspark_jax.scheduling.gate import Gate
-from dspark_jax.scheduling.policies import EarlyStop, Fixed, Policy, Threshold
+from dspark_jax.scheduling.policies import Fixed, LaggedCapacity, Policy, Threshold
 from dspark_jax.scheduling.profile import environment
 
 DEFAULT_DRAFTER = Path(__file__).parents[1] / "assets" / "smollm2-dspark"
@@ -73,7 +73,7 @@ class ModelOptions:
             if self.survival > 0:
                 raise ValueError("--survival and --costs are two ways to choose lengths; pass one of them.")
             costs = load_costs(self.costs, environment(target.model, drafter, block_size)).at()
-            policy = Gate(EarlyStop(costs), costs)
+            policy = Gate(LaggedCapacity(costs, memory=0.9), costs)
         if self.calibration is not None:
             known = read_calibration(self.calibration)
             temperatures = known.temperatures_for(block_size, drafter_fingerprint(drafter))
