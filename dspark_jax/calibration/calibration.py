@@ -1,4 +1,4 @@
-"""A calibration: temperatures, what they did on prompts they never saw, and the JSON that other engines read too."""
+"""A calibration: temperatures, what they did on prompts they never saw, and the JSON that SGLang reads too."""
 
 import dataclasses
 import json

@@ -35,7 +35,7 @@ class Calibrate:
 
     Attributes:
       records: .npz files that `dspark evaluate --records` wrote.
-      out: where the temperatures go, as JSON that SGLang and TensorRT-LLM read too.
+      out: where the temperatures go, as JSON that SGLang reads too.
       check: fit nothing; measure the temperatures in this file on all the records, to see whether they still hold.
       plot: where reliability diagrams of the prompts held out go (.png, .svg, .pdf).
       drift: also fit on every domain, and on all but every domain, and measure on each.
