@@ -1,9 +1,12 @@
-"""Reliability diagrams: what was predicted against what came true."""
+"""Diagrams: what was predicted against what came true, and temperatures away from home."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dspark_jax.calibration.calibration import Calibration
+from dspark_jax.calibration.drift import Drift
 from dspark_jax.calibration.metrics import expected_calibration_error, reliability
 from dspark_jax.calibration.records import Records
 from dspark_jax.calibration.survival import to_survival_twin
@@ -67,6 +70,40 @@ def plot_reliability(path: str | Path, records: Records, calibration: Calibratio
     handles = [_handle(color, label) for color, label in ((BEFORE, "raw"), (AFTER, "calibrated"))]
     figure.legend(handles=handles, loc="outside upper right", ncols=2, fontsize=8, frameon=False)
     figure.suptitle("Survival of drafts: predicted and observed", fontsize=10, x=0.01, ha="left")
+    with whole_file(path) as work:
+        figure.savefig(work, dpi=160, format=Path(path).suffix[1:] or "png")
+
+
+def plot_drift(path: str | Path, drift: Drift) -> None:
+    """Draws the ECE of every mix (rows) on every domain (columns) and, where it is known, the throughput lost.
+
+    Args:
+      path: a .png, .svg or .pdf.
+
+    Raises:
+      ValueError: matplotlib is not installed.
+    """
+    check_plotting()
+    from matplotlib.figure import Figure
+
+    parts = [("mean ECE, %", 100 * drift.ece)]
+    if drift.loss is not None:
+        parts.append(("throughput lost, %", 100 * drift.loss))
+    rows, columns = drift.ece.shape
+    size = (1.6 + len(parts) * (0.95 * columns + 0.5), 0.42 * rows + 1.3)
+    figure = Figure(figsize=size, layout="constrained")
+    for panel, (title, values) in zip(figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True):
+        top = max(float(np.nanmax(values)), 1e-9)
+        panel.imshow(values, cmap="Blues", vmin=0, vmax=1.6 * top, aspect="auto")
+        for (row, column), value in np.ndenumerate(values):
+            panel.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=8)
+        panel.set_title(title, fontsize=9, loc="left")
+        panel.set_xticks(range(columns), drift.measured_on, fontsize=8)
+        panel.set_xlabel("measured on", fontsize=8)
+        panel.set_yticks(range(rows), drift.fitted_on if panel.get_subplotspec().is_first_col() else [], fontsize=8)
+        panel.tick_params(length=0)
+        panel.spines[:].set_visible(False)
+    figure.axes[0].set_ylabel("fitted on", fontsize=8)
     with whole_file(path) as work:
         figure.savefig(work, dpi=160, format=Path(path).suffix[1:] or "png")
 

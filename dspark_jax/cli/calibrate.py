@@ -19,13 +19,13 @@ from dspark_jax.calibration.calibration import (
     read_calibration,
     write_calibration,
 )
-from dspark_jax.calibration.diagrams import check_plotting, plot_reliability
+from dspark_jax.calibration.diagrams import check_plotting, plot_drift, plot_reliability
 from dspark_jax.calibration.drift import Drift, Scheduler, measure_drift
 from dspark_jax.calibration.metrics import BINS, Measures
 from dspark_jax.calibration.records import Records, join, read_records
 from dspark_jax.calibration.scaling import MINIMUM, Objective
 from dspark_jax.scheduling.costs import load_costs
-from dspark_jax.scheduling.policies import EarlyStop
+from dspark_jax.scheduling.policies import Oracle
 from dspark_jax.scheduling.pool import Round
 
 
@@ -39,6 +39,7 @@ class Calibrate:
       check: fit nothing; measure the temperatures in this file on all the records, to see whether they still hold.
       plot: where reliability diagrams of the prompts held out go (.png, .svg, .pdf).
       drift: also fit on every domain, and on all but every domain, and measure on each.
+      drift_plot: where a picture of that goes.
       costs: with drift, also what wrong temperatures cost: throughput by this table of `dspark profile`, lost against
         temperatures of the domain itself. The records must be of whole blocks.
       requests: how many run side by side there.
@@ -56,6 +57,7 @@ class Calibrate:
     check: str | None = None
     plot: str | None = None
     drift: bool = False
+    drift_plot: str | None = None
     costs: str | None = None
     requests: int = 8
     domain: tuple[str, ...] = ()
@@ -70,9 +72,9 @@ class Calibrate:
         """Prints calibration error and discrimination by position before and after, for the mix and every domain."""
         if not self.records:
             raise ValueError("expected at least one file of records; `dspark evaluate DATA --records FILE` writes one.")
-        if self.costs is not None and not self.drift:
-            raise ValueError("--costs prices drift; pass --drift with it.")
-        if self.plot is not None:
+        if not self.drift and (self.costs is not None or self.drift_plot is not None):
+            raise ValueError("--costs and --drift-plot are about drift; pass --drift with them.")
+        if self.plot is not None or self.drift_plot is not None:
             check_plotting()
         records = self._read()
         scheduler = self._scheduler(records.block_size)
@@ -95,6 +97,9 @@ class Calibrate:
                 if drift.loss is not None:
                     console.print(f"and the throughput lost by it, {self.requests} requests side by side")
                 console.print(drift_table(drift))
+                if self.drift_plot is not None:
+                    plot_drift(self.drift_plot, drift)
+                    console.print(f"wrote {self.drift_plot}")
             write_calibration(self.out, known)
             console.print(f"wrote {self.out}")
         if self.plot is not None:
@@ -102,7 +107,7 @@ class Calibrate:
             console.print(f"wrote {self.plot}")
 
     def _scheduler(self, block_size: int) -> Scheduler | None:
-        """Algorithm 1 by the cost table."""
+        """The best lengths by the cost table for what is believed: nothing but the belief makes a difference."""
         if self.costs is None:
             return None
         r, costs = self.requests, load_costs(self.costs).at()
@@ -113,7 +118,7 @@ class Calibrate:
                 f"{self.costs} ends at {r * widest} tokens for {r} requests, {r * (1 + block_size)} with whole blocks; "
                 "measure it with `dspark profile`, or pass fewer --requests."
             )
-        policy, round = EarlyStop(costs), Round(jnp.ones(r, bool), jnp.full(r, block_size))
+        policy, round = Oracle(costs), Round(jnp.ones(r, bool), jnp.full(r, block_size))
         lengths = jax.jit(lambda survival: policy.lengths(survival, round))
         seconds = costs.seconds(r, jnp.arange(r * (1 + block_size) + 1))
         return Scheduler(lengths, 1 / np.asarray(seconds), r)

@@ -49,7 +49,9 @@ def test_drift_is_priced_by_a_cost_table(tmp_path, capsys, monkeypatch):
     narrow = str(tmp_path / "narrow.json")
     CostTable(((512, StepCosts((Stairs(4, (4, 8), (0.1, 0.2)),))),)).save(narrow)
     args = ["calibrate", records, "--drift", "--minimum", "30", "--out", str(tmp_path / "sts.json"), "--costs", costs]
-    main([*args, "--requests", "4"])
+    picture = tmp_path / "drift.png"
+    main([*args, "--requests", "4", "--drift-plot", str(picture)])
+    assert picture.stat().st_size > 10_000
     said = capsys.readouterr().out
     rows = said.split("4 requests side by side")[1].split("no fit")[1].splitlines()
     raw, math = (re.findall(r"([+-]\d+\.\d)%", row) for row in rows[:2])
@@ -57,7 +59,7 @@ def test_drift_is_priced_by_a_cost_table(tmp_path, capsys, monkeypatch):
     for wrong, message in (
         ([*args, "--requests", "5"], "covers steps of up to 4 requests"),
         ([*args, "--requests", "0"], "at least 1, got 0"),
-        ([*args[:-1], narrow, "--requests", "4"], "ends at 8 tokens for 4 requests, of 16"),
+        ([*args[:-1], narrow, "--requests", "4"], "ends at 8 tokens for 4 requests, 16"),
         (["calibrate", records, "--costs", costs], "pass --drift"),
     ):
         with pytest.raises(SystemExit):
