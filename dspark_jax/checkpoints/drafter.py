@@ -166,6 +166,8 @@ def save_drafter(directory: str | Path, drafter: DSpark, *, target: Decoder | No
             raise OSError(f"{directory} could not be written ({error}); what was there is unchanged.") from error
         text = json.dumps({**c.to_hf(), "dtype": stored, "torch_dtype": stored}, indent=1, sort_keys=True)
         (new / "config.json").write_text(text + "\n")
+        # safetensors makes its files unreadable for others, whatever the umask.
+        (new / "model.safetensors").chmod((new / "config.json").stat().st_mode)
         _swap(new, home, old)
     return directory
 

@@ -206,3 +206,15 @@ def test_directory_of_something_else_is_not_overwritten(gated, tmp_path):
 def test_random_weights_reach_every_parameter(gated):
     """The identity tests would pass on a parameter that is dropped and re-created with its initial zeros."""
     assert all(np.std(v[...]) > 0 or v.size == 1 for _, v in nnx.to_flat_state(nnx.state(gated, nnx.Param)))
+
+
+def test_files_can_be_read_by_whom_the_umask_allows(gated, tmp_path):
+    before = os.umask(0o027)
+    try:
+        path = save_drafter(tmp_path / "d", gated)
+    finally:
+        os.umask(before)
+    assert {file.name: oct(file.stat().st_mode & 0o777) for file in path.iterdir()} == {
+        "config.json": "0o640",
+        "model.safetensors": "0o640",
+    }
