@@ -1,6 +1,7 @@
 """Measures what steps cost, in the process and with the programs that generation runs."""
 
 import hashlib
+import logging
 import os
 import statistics
 import time
@@ -14,6 +15,8 @@ from dspark_jax.decoding.generate import Batch, Generator, Request, whole_chunks
 from dspark_jax.models.decoder import Decoder
 from dspark_jax.scheduling.costs import CostTable, Stairs, StepCosts
 from dspark_jax.scheduling.policies import Fixed, Plain
+
+log = logging.getLogger(__name__)
 
 ROUNDS = 4
 """Rounds of one timing, run as one program, so that a call's own overhead is shared as it is in generation."""
@@ -71,6 +74,10 @@ def profile(
             timings = [[_seconds(batch, n) for batch in batches] for _ in range(warm_up + repeats)][warm_up:]
             plain, *drafted = (statistics.median(times) for times in zip(*timings, strict=True))
             draft = max(drafted[0] - plain, 0.0)
+            if not draft:
+                log.warning(
+                    "Drafting for %d rows took no time: the machine was busy. Measure again when it is idle.", n
+                )
             verify = (plain, *(max(d - draft, plain) for d in drafted[1:]))
             stairs.append(Stairs(n, tuple(n * w for w in widths), verify, draft))
         table.append((context, StepCosts(tuple(stairs))))

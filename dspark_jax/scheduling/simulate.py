@@ -37,6 +37,13 @@ class Blocks:
     def block_size(self) -> int:
         return self.confidence[0].shape[1]
 
+    @property
+    def stacked(self) -> tuple[np.ndarray, np.ndarray]:
+        """Confidences and acceptances [domains, n, g]; domains with fewer blocks than others begin again."""
+        longest = max(map(len, self.confidence))
+        repeated = lambda arrays: np.stack([np.resize(x, (longest, self.block_size)) for x in arrays])  # noqa: E731
+        return repeated(self.confidence), repeated(self.acceptance)
+
     @classmethod
     def drawn(
         cls,
@@ -141,8 +148,8 @@ def simulate(
         raise ValueError(f"rows, rounds and answer must be at least 1, got {rows}, {rounds} and {answer}.")
     g = blocks.block_size
     costs.widths(rows, g)
-    luck = np.random.default_rng(seed).random((len(blocks.confidence), *blocks.confidence[0].shape))
-    said, truth = np.stack(blocks.confidence), np.stack(blocks.acceptance)
+    said, truth = blocks.stacked
+    luck = np.random.default_rng(seed).random(said.shape)
     survival, passed = np.cumprod(said, axis=2).astype(np.float32), np.cumprod(luck < truth, axis=2).sum(axis=2)
     arrivals = _arrivals(rate, seed)
     seat = {name: np.zeros(rows, np.int64) for name in ("left", "domain", "block", "rounds", "verified", "size")}

@@ -33,6 +33,8 @@ def test_certain_drafts_are_all_accepted_and_recorded_ones_as_they_were():
     recorded = Blocks.recorded([np.full((10, 5), 0.5)], [np.full(10, 2)])
     load = simulate(Fixed(), COSTS, recorded, rows=4, rounds=20, answer=1000)
     assert load.tau == 3 and load.budget == 6
+    two = Blocks.recorded([np.full((10, 5), 0.5), np.full((3, 5), 0.5)], [np.full(10, 2), np.array([0, 2, 4])])
+    assert simulate(Fixed(), COSTS, two, rows=2, rounds=30, answer=1000).tau == pytest.approx(2.9)
 
 
 def test_the_load_curve_falls_from_long_blocks_to_plain_decoding():
