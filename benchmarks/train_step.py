@@ -102,9 +102,9 @@ class TrainStep:
         normal = lambda *shape: jax.random.normal(next(keys), shape)  # noqa: E731
         n, v, d, r = self.rows, self.vocab, self.hidden, self.rank
         head = normal(v, d) * d**-0.5
-        tokens = jax.random.randint(next(keys), (n,), 0, v)
-        predictions = Predictions(normal(n, d), normal(n, r), 0.1 * normal(v, r), normal(n))
-        return jax.block_until_ready((predictions, Labels(normal(n, d), tokens, jnp.ones(n), head, head, None)))
+        tokens = jax.random.randint(next(keys), (1, n), 0, v)
+        predictions = Predictions(normal(1, n, d), normal(1, n, r), 0.1 * normal(v, r), normal(1, n))
+        return jax.block_until_ready((predictions, Labels(normal(1, n, d), tokens, jnp.ones((1, n)), head, head, None)))
 
 
 def held(peak: bool = False) -> int:

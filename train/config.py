@@ -30,6 +30,8 @@ class RunConfig:
       share_targets: see `train.step.drafter_loss`.
       chunk: block positions whose logits exist at once.
       optimizer: `muon` orthogonalises the updates of the backbone's matrices; everything else stays with AdamW.
+      mesh: devices along (data, fsdp, tensor), one of them -1 for what is left. Rows of a batch are split over data and
+        fsdp, parameters over fsdp and tensor; what is computed does not depend on it, up to rounding.
       steps: updates in all; the schedule ends there.
     """
 
@@ -53,6 +55,7 @@ class RunConfig:
     cache_features: bool = False
     share_targets: bool = False
     chunk: int = 640
+    mesh: tuple[int, int, int] = (-1, 1, 1)
     steps: int = 1000
     optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = 6e-4

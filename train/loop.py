@@ -2,10 +2,11 @@
 
 import dataclasses
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import jax
@@ -14,14 +15,18 @@ import numpy as np
 import optax
 import orbax.checkpoint.experimental.v1 as ocp
 from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from dspark_jax.checkpoints.drafter import load_drafter, save_drafter
 from dspark_jax.checkpoints.target import load_target
 from dspark_jax.drafters.config import DrafterConfig
 from dspark_jax.drafters.dspark import DraftIds, DSpark
 from dspark_jax.models.decoder import Decoder, check_taps
+from dspark_jax.sharding import ROWS, dotted, make_mesh, placer, shardings, spec_of
 from train.config import RunConfig
-from train.data import PackedData, frequent_tokens, read_documents
+from train.data import PackedData, frequent_tokens, pack, read_documents
+from train.distributed import first
 from train.features import FeatureCache
 from train.step import StepConfig, TokenBatch, TrainState, train_step
 from train.warm_start import warm_start
@@ -99,8 +104,11 @@ def _step(line: str) -> int:
 class Trainer:
     """Owns the state of one run."""
 
-    def __init__(self, run: RunConfig, target: Decoder | None = None):
+    def __init__(self, run: RunConfig, target: Decoder | None = None, devices: Sequence[jax.Device] | None = None):
         """Builds models and data, and resumes from the last checkpoint in `run.out` if there is one.
+
+        Args:
+          devices: of the mesh; default all.
 
         Raises:
           ValueError: a checkpoint of a run with another drafter, other data or another order stands in `run.out`, or
@@ -108,20 +116,31 @@ class Trainer:
         """
         self.run = run
         self.out = Path(run.out).absolute()
-        self.target = load_target(run.target).model if target is None else target
+        self.mesh = make_mesh(run.mesh, devices)
+        if run.batch_size % (shards := math.prod(self.mesh.shape[axis] for axis in ROWS)):
+            raise ValueError(
+                f"batch_size {run.batch_size} does not divide over the {shards} devices of data and fsdp; mesh is "
+                f"{dict(self.mesh.shape)}."
+            )
+        self.target = load_target(run.target, place=placer(self.mesh)).model if target is None else target
         check_taps(run.tap_ids, self.target.config.num_layers)
         documents = read_documents(run.data, self.target.config.num_tokens)
         self.data = PackedData(documents, run.seq_len, run.batch_size, run.seed)
         drafter = self._build(documents)
         graph, params, frozen = nnx.split(drafter, _trained(drafter, run.train_only), ...)
         target_graph, self._target = nnx.split(self.target)
+        params, self._frozen, self._target = (self._put(tree) for tree in (params, frozen, self._target))
         tx = optimizer(run)
-        self._frozen = frozen
         self.config = StepConfig(
             graph, target_graph, tx, run.weights, run.tap_ids, run.num_anchors, run.chunk, run.share_targets, run.seed
         )
-        self.state = TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
-        self._step = jax.jit(partial(train_step, self.config), donate_argnames=("state",))
+        lie = shardings(jax.eval_shape(tx.init, params), self.mesh)
+        self.state = TrainState(self._put(np.zeros((), np.int32)), params, jax.jit(tx.init, out_shardings=lie)(params))
+        everywhere = NamedSharding(self.mesh, P())
+        lie = shardings(self.state, self.mesh)
+        step = partial(train_step, self.config)
+        self._step = jax.jit(step, donate_argnames=("state",), out_shardings=(lie, everywhere))
+        self._gather = jax.jit(lambda tree: tree, out_shardings=everywhere)
         self.out.mkdir(parents=True, exist_ok=True)
         policies = ocp.training.preservation_policies
         self.checkpoints = ocp.training.Checkpointer(
@@ -146,7 +165,7 @@ class Trainer:
     @property
     def drafter(self) -> DSpark:
         """The drafter as trained so far."""
-        return nnx.merge(self.config.graph, self.state.params, self._frozen)
+        return nnx.merge(self.config.graph, *self._gather((self.state.params, self._frozen)))
 
     def train(self, until: int | None = None) -> dict[str, float]:
         """Runs up to update `until` (default: all), checkpointing on the way; returns the last metrics.
@@ -160,7 +179,8 @@ class Trainer:
         pending, last = None, {}
         first, started = self.step, time.perf_counter()
         for step in range(first, until):
-            self.state, metrics = self._step(self.state, self._frozen, self._target, self._batch(step))
+            with jax.set_mesh(self.mesh):
+                self.state, metrics = self._step(self.state, self._frozen, self._target, self._batch(step))
             if pending is not None:
                 last = self._log(*pending)
             pending = (step, metrics, (time.perf_counter() - started) / (step + 1 - first))
@@ -171,15 +191,40 @@ class Trainer:
         return last
 
     def export(self, directory: str | Path | None = None, dtype=jnp.bfloat16) -> Path:
-        """Writes the drafter in the released layout, without the target's tables."""
-        return save_drafter(directory or self.out / "drafter", self.drafter, dtype=dtype)
+        """Writes the drafter in the released layout, without the target's tables. All processes must call it."""
+        path, drafter = Path(directory or self.out / "drafter"), self.drafter
+        return save_drafter(path, drafter, dtype=dtype) if first() else path
+
+    def _put(self, tree):
+        """Arrays, the same in every process, onto the mesh."""
+        place = placer(self.mesh)
+
+        def put(path, x) -> jax.Array:
+            if isinstance(x, jax.Array) and not x.is_fully_addressable:
+                return jax.device_put(x, NamedSharding(self.mesh, spec_of(dotted(path), x.shape, self.mesh)))
+            return place(dotted(path), np.asarray(x))
+
+        return jax.tree_util.tree_map_with_path(put, tree)
 
     def _batch(self, step: int) -> TokenBatch:
-        batch = self.data.batch(step)
-        if self._features is not None:
-            features = self._features.rows(self.data.pieces(step), self.run.seq_len)
-            batch = dataclasses.replace(batch, features=features)
-        return jax.tree.map(jnp.asarray, batch)
+        """The batch of an update; a process reads only the rows of its own devices."""
+        pieces, t = self.data.pieces(step), self.run.seq_len
+
+        @cache
+        def rows(first: int, last: int) -> list[np.ndarray]:
+            here = pieces[first:last]
+            features = None if self._features is None else self._features.rows(here, t)
+            return jax.tree.leaves(dataclasses.replace(pack(self.data.documents, here, t), features=features))
+
+        def put(i: int, like: np.ndarray) -> jax.Array:
+            shape = (len(pieces), *like.shape[1:])
+            lies = NamedSharding(self.mesh, P(ROWS))
+            return jax.make_array_from_callback(shape, lies, lambda at: rows(*at[0].indices(len(pieces))[:2])[i])
+
+        lies = NamedSharding(self.mesh, P(ROWS)).addressable_devices_indices_map((len(pieces),))
+        first = rows(*next(iter(lies.values()))[0].indices(len(pieces))[:2])
+        arrays = [put(i, like) for i, like in enumerate(first)]
+        return TokenBatch(*arrays[:4], features=tuple(arrays[4:]) or None)
 
     def _build(self, documents) -> DSpark:
         run = self.run
@@ -207,11 +252,23 @@ class Trainer:
 
     def _check_same_run(self) -> None:
         """What the state means must not change under it; how long it runs and where it writes may."""
-        free = {"out", "steps", "checkpoint_every", "log_every", "chunk", "data", "cache_features", "share_targets"}
+        free = {
+            "out",
+            "steps",
+            "checkpoint_every",
+            "log_every",
+            "chunk",
+            "data",
+            "cache_features",
+            "share_targets",
+            "mesh",
+        }
         mine = {k: v for k, v in dataclasses.asdict(self.run).items() if k not in free}
         mine = json.loads(json.dumps({**mine, "documents": len(self.data.documents), "crc": self.data.crc}))
         path = self.out / "run.json"
         if self.checkpoints.latest is None or not path.is_file():
+            if not first():
+                return
             path.write_text(json.dumps(mine, indent=1) + "\n")
             return
         theirs = json.loads(path.read_text())
@@ -226,7 +283,7 @@ class Trainer:
     def _forget_metrics_after(self, step: int) -> None:
         """Drops the lines of steps that a killed run took after its last checkpoint, and that come again."""
         path = self.out / "metrics.jsonl"
-        if path.is_file():
+        if first() and path.is_file():
             work = path.with_suffix(".tmp")
             lines = path.read_text().splitlines(keepends=True)
             work.write_text("".join(line for line in lines if line.endswith("\n") and 0 < _step(line) <= step))
@@ -239,7 +296,7 @@ class Trainer:
                 f"the loss of step {step + 1} is {values['loss']} and its gradient's norm {values['gradient_norm']}; "
                 "the last checkpoint is untouched."
             )
-        if (step + 1) % self.run.log_every == 0:
+        if first() and (step + 1) % self.run.log_every == 0:
             rates = " ".join(f"{a:.2f}" for a in values["accept_rate"])
             print(
                 f"step {step + 1:5d} loss {values['loss']:.4f} ce {values['ce']:.3f} l1 {values['l1']:.4f} "

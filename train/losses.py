@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from dspark_jax.models.decoder import tokens_only
 from dspark_jax.models.layers import linear
+from dspark_jax.sharding import row_shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +33,11 @@ class LossWeights:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Predictions:
-    """What is trained, one row for each of n block positions.
+    """What is trained, at n block positions of each of b sequences.
 
     Attributes:
-      hidden: [n, d] backbone output; latent: [n, r] of the sequential head, or None; w2: [draft_rows, r] or None.
-      confidence: [n] logits, or None.
+      hidden: [b, n, d] backbone output; latent: [b, n, r] of the sequential head, or None; w2: [draft_rows, r] or None.
+      confidence: [b, n] logits, or None.
     """
 
     hidden: jax.Array
@@ -51,12 +52,12 @@ class Labels:
     """What is frozen.
 
     Attributes:
-      hidden: [n, d] target hidden states that predict the same tokens; tokens: [n] those tokens.
-      shared: instead of `hidden`, ([m, draft_rows] probabilities of `target_table`, [n] rows of it). Blocks at dense
-        anchors overlap, and this computes each position's target distribution once.
-      normalizer: [n] log of the sum of exponentials of all the target's logits, where it is known beforehand: then
+      hidden: [b, n, d] target hidden states that predict the same tokens; tokens: [b, n] those tokens.
+      shared: instead of `hidden`, ([b, t, draft_rows] probabilities of `target_table`, [b, n] positions in it). Blocks
+        at dense anchors overlap, and this computes each position's target distribution once.
+      normalizer: [b, n] log of the sum of exponentials of all the target's logits, where it is known beforehand: then
         only the draft rows of its head are computed. None otherwise.
-      weight: [n] w_k, 0 where nothing is supervised.
+      weight: [b, n] w_k, 0 where nothing is supervised.
       head: [v, d] the target's; draft_head: [draft_rows, d]; draft_ids: [draft_rows] or None.
       num_tokens: rows of the head that are real tokens, the others are never drawn; 0 is all.
     """
@@ -72,41 +73,54 @@ class Labels:
     num_tokens: int = dataclasses.field(default=0, metadata={"static": True})
 
     def real(self, logits: jax.Array, ids: jax.Array | None = None) -> jax.Array:
-        """Float32 logits [n, rows] of the head's rows `ids` (None: all), -inf where a row is no real token."""
+        """Float32 logits [..., rows] of the head's rows `ids` (None: all), -inf where a row is no real token."""
         rows = self.head.shape[0]
         return tokens_only(logits.astype(jnp.float32), rows, self.num_tokens or rows, ids)
 
 
 def target_probs(labels: Labels, hidden: jax.Array, normalizer: jax.Array | None) -> jax.Array:
-    """The target's distribution [n, draft_rows] at hidden states [n, d], over what can be drafted."""
+    """The target's distribution [..., draft_rows] at hidden states [..., d], over what can be drafted."""
     if labels.draft_ids is None:
         return jax.nn.softmax(labels.real(linear(hidden, labels.head)), axis=-1)
     if normalizer is None:
-        return jax.nn.softmax(labels.real(linear(hidden, labels.head)), axis=-1)[:, labels.draft_ids]
+        return jax.nn.softmax(labels.real(linear(hidden, labels.head)), axis=-1)[..., labels.draft_ids]
     logits = labels.real(linear(hidden, labels.draft_head), labels.draft_ids)
-    return jnp.exp(logits - normalizer[:, None])
+    return jnp.exp(logits - normalizer[..., None])
 
 
 def target_table(labels: Labels, hidden: jax.Array, normalizer: jax.Array | None, chunk: int) -> jax.Array:
-    """`target_probs` of many rows, `chunk` rows at a time."""
-    split, join = _in_chunks(hidden.shape[0], chunk)
+    """`target_probs` at all positions [b, t, d], `chunk` positions at a time."""
+    split, join = _in_chunks(*hidden.shape[:2], chunk)
     return join(jax.lax.map(lambda rows: target_probs(labels, *rows), jax.tree.map(split, (hidden, normalizer))))
 
 
-def _in_chunks(n: int, chunk: int):
-    """Cutting n rows into chunks of equal size, at most `chunk`, the last padded with zeros; and joining them."""
-    chunk = -(-n // -(-n // chunk))
-    split = lambda x: jnp.pad(x, ((0, -n % chunk), *((0, 0),) * (x.ndim - 1))).reshape(-1, chunk, *x.shape[1:])  # noqa: E731
-    return split, lambda x: x.reshape(-1, *x.shape[2:])[:n]
+def at_rows(x: jax.Array, index: jax.Array) -> jax.Array:
+    """x [b, t, ...] at positions [b, n] of each sequence, [b, n, ...]: sequences stay where they are on a mesh."""
+    return jax.vmap(lambda sequence, where: sequence[where])(x, index)
+
+
+def _in_chunks(b: int, n: int, chunk: int):
+    """Cutting [b, n, ...] along n into chunks of equal size, the last padded with zeros; and joining them.
+
+    A chunk holds as many positions of every sequence, so that on a mesh each device has work in all of them.
+    """
+    columns = max(chunk // max(b // row_shards(), 1), 1)
+    columns = -(-n // -(-n // columns))
+
+    def split(x: jax.Array) -> jax.Array:
+        padded = jnp.pad(x, ((0, 0), (0, -n % columns), *((0, 0),) * (x.ndim - 2)))
+        return jnp.moveaxis(padded.reshape(b, -1, columns, *x.shape[2:]), 1, 0)
+
+    return split, lambda x: jnp.moveaxis(x, 0, 1).reshape(b, -1, *x.shape[3:])[:, :n]
 
 
 def _sums(predictions: Predictions, labels: Labels, scale: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Scaled sum of the three losses over the rows given, and (ce, l1, confidence sums; accept rate a row)."""
+    """Scaled sum of the three losses over the positions given, and (ce, l1, confidence sums; accept rate of each)."""
     if labels.shared is None:
         assert labels.hidden is not None
         p = target_probs(labels, labels.hidden, labels.normalizer)
     else:
-        p = labels.shared[0][labels.shared[1]]
+        p = at_rows(*labels.shared)
     logits = linear(predictions.hidden, labels.draft_head)
     if predictions.latent is not None:
         assert predictions.w2 is not None
@@ -119,7 +133,7 @@ def _sums(predictions: Predictions, labels: Labels, scale: jax.Array) -> tuple[j
         known = labels.draft_ids[row] == labels.tokens
     outside = 1 - jnp.sum(p, axis=-1) if labels.draft_ids is not None else 0.0
     # A token that cannot be drafted has no cross-entropy; its mass still counts in the total variation.
-    ce = jnp.where(known, -jnp.take_along_axis(log_q, row[:, None], axis=-1)[:, 0], 0.0)
+    ce = jnp.where(known, -jnp.take_along_axis(log_q, row[..., None], axis=-1)[..., 0], 0.0)
     l1 = jnp.sum(jnp.abs(jnp.exp(log_q) - p), axis=-1) + outside
     accept = jnp.clip(1 - l1 / 2, 0, 1)
     w = labels.weight
@@ -132,19 +146,19 @@ def _sums(predictions: Predictions, labels: Labels, scale: jax.Array) -> tuple[j
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def chunked_sums(predictions: Predictions, labels: Labels, scale: jax.Array, chunk: int):
-    """Loss over n rows, at most `chunk` rows at a time, in chunks of equal size.
+    """Loss over all positions, at most `chunk` of them at a time on a device, in chunks of equal size.
 
     Args:
       scale: [3] factors of the ce, l1 and confidence sums.
 
     Returns:
-      The scaled sum (differentiable in `predictions`) and (sums [3], accept rate [n]), which are not differentiated.
+      The scaled sum (differentiable in `predictions`) and (sums [3], accept rate [b, n]), which are not differentiated.
     """
     return _chunked(predictions, labels, scale, chunk, gradients=False)[0]
 
 
 def _chunked(predictions: Predictions, labels: Labels, scale: jax.Array, chunk: int, gradients: bool):
-    split, join = _in_chunks(labels.tokens.shape[0], chunk)
+    split, join = _in_chunks(*labels.tokens.shape, chunk)
     table, where = labels.shared or (None, None)
     per_row = (
         predictions.hidden, predictions.latent, predictions.confidence,
@@ -202,11 +216,11 @@ def dspark_loss(
     """L = ce * L_ce + tv * L_tv + confidence * L_conf, each a mean weighted with w_k (equation 14).
 
     Args:
-      chunk: rows whose logits exist at once, at most.
+      chunk: positions whose logits exist at once on a device, at most (but one of every sequence).
       implementation: `dense` is the plain twin: all logits at once, differentiated by JAX.
 
     Returns:
-      The loss and {ce, l1, confidence, loss, accept: [n]}. All zero when nothing is supervised.
+      The loss and {ce, l1, confidence, loss, accept: [b, n]}. All zero when nothing is supervised.
 
     Raises:
       ValueError: unknown implementation.

@@ -12,8 +12,9 @@ from flax import nnx
 from dspark_jax.drafters.dspark import DSpark
 from dspark_jax.models.cache import mix
 from dspark_jax.models.decoder import Decoder
+from dspark_jax.sharding import by_rows, constrain
 from train.anchors import block_labels, sample_anchors
-from train.losses import Labels, LossWeights, Predictions, dspark_loss, target_table
+from train.losses import Labels, LossWeights, Predictions, at_rows, dspark_loss, target_table
 
 Array = TypeVar("Array", jax.Array, np.ndarray)
 
@@ -72,7 +73,7 @@ def drafter_loss(
     """Loss of a drafter on blocks at `anchors` [b, a] (kept where `keep`), given the target's hidden states and taps.
 
     Args:
-      share_targets: compute the target's distribution once a position ([b * t, draft_rows] in memory) instead of once a
+      share_targets: compute the target's distribution once a position ([b, t, draft_rows] in memory) instead of once a
         block position; less work when anchors * g exceeds the sequence.
       normalizers: [b, t] of the target's logits, where they are known; see `train.losses.Labels`.
 
@@ -81,32 +82,34 @@ def drafter_loss(
     """
     g = drafter.config.block_size
     index, labels, mask = block_labels(batch.tokens, batch.supervised, batch.segments, anchors, keep, g)
-    out = drafter.blocks(target, batch.tokens, taps, anchors, batch.positions, batch.segments)
+    out = by_rows(drafter.blocks(target, batch.tokens, taps, anchors, batch.positions, batch.segments))
     previous = jnp.concatenate(
         [jnp.take_along_axis(batch.tokens, anchors, axis=1)[..., None], labels[..., :-1]], axis=-1
     )
     confidence = drafter.confidence_logits(previous, out)
     latent = drafter.latents(previous, out)
-    flat = lambda tree: jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), tree)  # noqa: E731
-    rows = jnp.arange(hidden.shape[0])[:, None, None]
+    flat = lambda tree: jax.tree.map(lambda x: x.reshape(x.shape[0], -1, *x.shape[3:]), tree)  # noqa: E731
+    predicts = flat(index - 1)
     predictions = Predictions(
-        flat(out), flat(latent), drafter.markov.w2[...] if drafter.markov else None, flat(confidence)
+        flat(out),
+        flat(latent),
+        constrain(drafter.markov.w2[...], "tensor", None) if drafter.markov else None,
+        flat(confidence),
     )
     truth = Labels(
-        hidden=flat(hidden[rows, index - 1]),
+        hidden=at_rows(hidden, predicts),
         tokens=flat(labels),
         weight=flat(mask * weights.positions(g)),
-        head=target.head_weight,
-        draft_head=drafter.draft_head(target),
+        # Gathered once, not in every chunk; what is split over vocabulary stays split.
+        head=constrain(target.head_weight, "tensor", None),
+        draft_head=constrain(drafter.draft_head(target), "tensor", None),
         draft_ids=None if drafter.draft_ids is None else drafter.draft_ids[...],
-        normalizer=None if normalizers is None else flat(normalizers[rows, index - 1]),
+        normalizer=None if normalizers is None else at_rows(normalizers, predicts),
         num_tokens=target.config.num_tokens,
     )
     if share_targets:
-        known = None if normalizers is None else normalizers.reshape(-1)
-        table = target_table(truth, hidden.reshape(-1, hidden.shape[-1]), known, chunk)
-        shared = table, flat(rows * hidden.shape[1] + index - 1)
-        truth = dataclasses.replace(truth, hidden=None, normalizer=None, shared=shared)
+        table = target_table(truth, hidden, normalizers, chunk)
+        truth = dataclasses.replace(truth, hidden=None, normalizer=None, shared=(table, predicts))
     loss, metrics = dspark_loss(predictions, jax.lax.stop_gradient(truth), weights, chunk)
     accept = metrics.pop("accept").reshape(mask.shape) * mask
     count = jnp.sum(mask, axis=(0, 1))
@@ -149,21 +152,18 @@ class StepConfig:
     seed: int
 
 
-def train_step(
-    config: StepConfig, state: TrainState, frozen: Any, target: Any, batch: TokenBatch
-) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One update.
+def gradients(
+    config: StepConfig, params: Any, step: jax.Array, frozen: Any, target: Any, batch: TokenBatch
+) -> tuple[Any, dict[str, jax.Array]]:
+    """Gradient of the loss of update `step`, and the metrics of `drafter_loss` with the gradient's norm.
 
     Args:
-      frozen: the drafter's variables that are not trained; target: the target's parameters.
-      batch: packed documents.
-
-    Returns:
-      The new state and the metrics of `drafter_loss`, with the gradient norm. A batch without a supervised token has a
-      zero gradient, but counts as a step, so that all hosts stay together.
+      params: the drafter's trainable parameters; frozen: its other variables; target: the target's parameters.
+      batch: packed documents, rows split over the mesh if there is one.
     """
     decoder = nnx.merge(config.target_graph, target)
-    key = jax.random.fold_in(jax.random.key(config.seed), state.step)
+    batch = jax.tree.map(by_rows, batch)
+    key = jax.random.fold_in(jax.random.key(config.seed), step)
     anchors, keep = sample_anchors(key, batch.supervised, batch.segments, config.num_anchors)
     if batch.features is None:
         with jax.named_scope("target"):
@@ -172,6 +172,7 @@ def train_step(
     else:
         hidden, taps = (x.astype(decoder.dtype) for x in batch.features[:2])
         normalizers = batch.features[2]
+    hidden, taps = by_rows(hidden), by_rows(taps)
 
     def loss(params):
         drafter = nnx.merge(config.graph, params, frozen)
@@ -180,7 +181,18 @@ def train_step(
             config.weights, config.chunk, config.share_targets, normalizers,
         )  # fmt: skip
 
-    (_, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
-    updates, optimizer = config.optimizer.update(gradients, state.optimizer, state.params)
-    metrics["gradient_norm"] = optax.tree.norm(gradients)
+    gradient, metrics = jax.grad(loss, has_aux=True)(params)
+    metrics["gradient_norm"] = optax.tree.norm(gradient)
+    return gradient, metrics
+
+
+def train_step(
+    config: StepConfig, state: TrainState, frozen: Any, target: Any, batch: TokenBatch
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """One update, and the metrics of `gradients`.
+
+    A batch without a supervised token has a zero gradient, but counts as a step, so that all hosts stay together.
+    """
+    gradient, metrics = gradients(config, state.params, state.step, frozen, target, batch)
+    updates, optimizer = config.optimizer.update(gradient, state.optimizer, state.params)
     return TrainState(state.step + 1, optax.apply_updates(state.params, updates), optimizer), metrics

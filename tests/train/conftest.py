@@ -68,9 +68,8 @@ def disk_target(tiny_directory) -> LoadedTarget:
     return load_target(tiny_directory)
 
 
-@pytest.fixture
-def tiny_run(tmp_path, tiny_directory) -> RunConfig:
-    """The run of configs/tiny.py on twelve documents of random tokens."""
+def write_answers(path: Path) -> None:
+    """Twelve documents of random tokens."""
     draw = np.random.default_rng(3)
     rows = [
         {
@@ -79,8 +78,14 @@ def tiny_run(tmp_path, tiny_directory) -> RunConfig:
         }
         for _ in range(12)
     ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def tiny_run(tmp_path, tiny_directory) -> RunConfig:
+    """The run of configs/tiny.py on twelve documents of random tokens."""
     data = tmp_path / "answers.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_answers(data)
     return dataclasses.replace(
         tiny, out=str(tmp_path / "run"), data=(str(data),), target=str(tiny_directory), checkpoint_every=10
     )

@@ -14,23 +14,23 @@ TOLERANCE = 1e-5
 V, D, R = 40, 16, 6
 
 
-def rows(n, *, reduced=False, head=True, confidence=True, num_tokens=0, known=False):
-    """Random predictions and labels of n block positions; a third of them unsupervised."""
+def rows(n, *, b=1, reduced=False, head=True, confidence=True, num_tokens=0, known=False):
+    """Random predictions and labels of n block positions of b sequences; a third of them unsupervised."""
     draw = np.random.default_rng(n)
     normal = lambda *shape: jnp.asarray(draw.normal(size=shape), jnp.float32)  # noqa: E731
     ids = jnp.asarray(np.sort(draw.permutation(V)[:23])) if reduced else None
     table = normal(V, D)
     draft_head = table if ids is None else table[ids]
     predictions = Predictions(
-        normal(n, D),
-        normal(n, R) if head else None,
+        normal(b, n, D),
+        normal(b, n, R) if head else None,
         normal(len(draft_head), R) if head else None,
-        normal(n) if confidence else None,
+        normal(b, n) if confidence else None,
     )
-    tokens = jnp.asarray(draw.integers(num_tokens or V, size=n))
-    weight = jnp.asarray(draw.random(n) * (draw.random(n) > 0.3), jnp.float32).at[0].set(1)
-    hidden = normal(n, D)
-    normalizer = jax.nn.logsumexp((hidden @ table.T)[:, : num_tokens or V], axis=-1) if known else None
+    tokens = jnp.asarray(draw.integers(num_tokens or V, size=(b, n)))
+    weight = jnp.asarray(draw.random((b, n)) * (draw.random((b, n)) > 0.3), jnp.float32).at[0, 0].set(1)
+    hidden = normal(b, n, D)
+    normalizer = jax.nn.logsumexp((hidden @ table.T)[..., : num_tokens or V], axis=-1) if known else None
     return predictions, Labels(
         hidden, tokens, weight, table, draft_head, ids, normalizer=normalizer, num_tokens=num_tokens
     )
@@ -44,9 +44,9 @@ def written_out(predictions, labels, weights):
     if predictions.latent is not None:
         logits += predictions.latent @ predictions.w2.T
     ids = jnp.arange(V) if labels.draft_ids is None else labels.draft_ids
-    full = jnp.full((len(logits), V), -jnp.inf).at[:, ids].set(logits)
+    full = jnp.full((*logits.shape[:2], V), -jnp.inf).at[..., ids].set(logits)
     q = jax.nn.softmax(jnp.where(real, full, -jnp.inf))
-    own = q[jnp.arange(len(q)), labels.tokens]
+    own = jnp.take_along_axis(q, labels.tokens[..., None], axis=-1)[..., 0]
     ce = jnp.where(own > 0, -jnp.log(jnp.where(own > 0, own, 1)), 0)
     l1 = jnp.abs(p - q).sum(-1)
     terms = weights.ce * ce + weights.tv * l1
@@ -67,12 +67,12 @@ KINDS = {
 }
 
 
-SIZES = [("full", 1, 8), ("full", 130, 128), *((kind, 37, 5) for kind in KINDS)]
+SIZES = [("full", 1, 1, 8), ("full", 1, 130, 128), ("full", 7, 3, 2), *((kind, 3, 13, 15) for kind in KINDS)]
 
 
-@pytest.mark.parametrize(("kind", "n", "chunk"), SIZES)
-def test_chunked_equals_dense(kind, n, chunk):
-    predictions, labels = rows(n, **KINDS[kind])
+@pytest.mark.parametrize(("kind", "b", "n", "chunk"), SIZES)
+def test_chunked_equals_dense(kind, b, n, chunk):
+    predictions, labels = rows(n, b=b, **KINDS[kind])
     weights = LossWeights(0.3, 0.9, 0.7)
 
     @jax.jit
@@ -111,7 +111,7 @@ def test_padding_rows_take_no_mass():
 @pytest.mark.parametrize("implementation", ["chunked", "dense"])
 def test_a_masked_label_that_is_no_token_counts_for_nothing(implementation):
     predictions, labels = rows(12, num_tokens=37)
-    tokens, weight = labels.tokens.at[3].set(38), labels.weight.at[3].set(0)
+    tokens, weight = labels.tokens.at[0, 3].set(38), labels.weight.at[0, 3].set(0)
     odd, even = (dataclasses.replace(labels, tokens=t, weight=weight) for t in (tokens, labels.tokens))
     losses = [dspark_loss(predictions, x, LossWeights(), 5, implementation)[0] for x in (odd, even)]
     assert np.isfinite(losses[0]) and losses[0] == losses[1]
@@ -134,15 +134,15 @@ def test_one_block_of_four_by_hand():
     weights = LossWeights()
     log = lambda x: jnp.log(jnp.array(x))  # noqa: E731
     loss, metrics = dspark_loss(
-        Predictions(log(q), None, None, jnp.array(confidence)),
-        Labels(log(p), jnp.array(tokens), weights.positions(4), jnp.eye(3), jnp.eye(3), None),
+        Predictions(log([q]), None, None, jnp.array([confidence])),
+        Labels(log([p]), jnp.array([tokens]), weights.positions(4)[None], jnp.eye(3), jnp.eye(3), None),
         weights,
         chunk=3,
     )
     np.testing.assert_allclose(metrics["ce"], mean(ce), rtol=TOLERANCE)
     np.testing.assert_allclose(metrics["l1"], mean(l1), rtol=TOLERANCE)
     np.testing.assert_allclose(metrics["confidence"], mean(bce), rtol=TOLERANCE)
-    np.testing.assert_allclose(metrics["accept"], [0.75, 1, 0.75, 5 / 6], rtol=TOLERANCE)
+    np.testing.assert_allclose(metrics["accept"], [[0.75, 1, 0.75, 5 / 6]], rtol=TOLERANCE)
     np.testing.assert_allclose(loss, 0.1 * mean(ce) + 0.9 * mean(l1) + mean(bce), rtol=TOLERANCE)
 
 

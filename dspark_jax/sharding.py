@@ -1,0 +1,97 @@
+"""Meshes of (data, fsdp, tensor), and the one table that says how arrays lie on them."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+AXES = ("data", "fsdp", "tensor")
+ROWS = ("data", "fsdp")
+"""Axes that share a batch's rows."""
+
+RULES: dict[str, P] = {
+    "embedding": P("tensor", "fsdp"),
+    "head.weight": P("tensor", "fsdp"),
+    "qkv.weight": P("tensor", "fsdp"),
+    "out.weight": P("fsdp", "tensor"),
+    "gate_up.weight": P("tensor", "fsdp"),
+    "down.weight": P("fsdp", "tensor"),
+    "fc.weight": P(None, "fsdp"),
+    "markov.w1": P("tensor", "fsdp"),
+    "markov.w2": P("tensor", "fsdp"),
+}
+"""How parameters lie, by the end of their name; all others are whole on every device. Outputs of a layer are split over
+`tensor` where heads or units are independent, inputs where their sums are added up; `fsdp` splits what is left."""
+
+
+def make_mesh(shape: Sequence[int] = (-1, 1, 1), devices: Sequence[Any] | None = None) -> Mesh:
+    """A mesh over all devices, or those given; one size may be -1 and takes what is left.
+
+    Raises:
+      ValueError: the sizes do not multiply to the number of devices.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    known = math.prod(n for n in shape if n != -1)
+    fits = len(shape) == len(AXES) and min(shape) >= -1 and 0 not in shape and len(devices) % known == 0
+    free = sum(n == -1 for n in shape)
+    if not fits or free > 1 or (not free and known != len(devices)):
+        raise ValueError(
+            f"mesh must be sizes of {', '.join(AXES)} whose product is the {len(devices)} devices, one of them -1 for "
+            f"what is left; got {tuple(shape)}."
+        )
+    sizes = tuple(len(devices) // known if n == -1 else n for n in shape)
+    return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def spec_of(name: str, shape: Sequence[int], mesh: Mesh) -> P:
+    """The spec of an array, by the end of its dotted name. An axis that does not divide its dimension is left out."""
+    rule = next((rule for end, rule in RULES.items() if name == end or name.endswith(f".{end}")), P())
+    if len(rule) != len(shape):
+        return P()
+    return P(*(axis if axis and n % mesh.shape[axis] == 0 else None for axis, n in zip(rule, shape, strict=True)))
+
+
+def shardings(tree: Any, mesh: Mesh) -> Any:
+    """Shardings of a tree of arrays or shapes. State that an optimizer keeps of a parameter lies as the parameter."""
+
+    def of(path, leaf) -> NamedSharding:
+        return NamedSharding(mesh, spec_of(dotted(path), leaf.shape, mesh))
+
+    return jax.tree_util.tree_map_with_path(of, tree)
+
+
+def placer(mesh: Mesh) -> Callable[[str, np.ndarray], jax.Array]:
+    """Puts arrays, by name, on a mesh; every process needs the whole array and keeps its part."""
+
+    def place(name: str, array: np.ndarray) -> jax.Array:
+        sharding = NamedSharding(mesh, spec_of(name, array.shape, mesh))
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    return place
+
+
+def constrain(x: jax.Array, *axes: Any) -> jax.Array:
+    """Asks for a layout inside a program; without a mesh it asks for nothing."""
+    return x if jax.sharding.get_abstract_mesh().empty else jax.lax.with_sharding_constraint(x, P(*axes))
+
+
+def by_rows(x: jax.Array) -> jax.Array:
+    """Splits an array along its first axis, over everything that shares rows."""
+    return constrain(x, ROWS, *(None,) * (jnp.ndim(x) - 1))
+
+
+def row_shards() -> int:
+    """Devices that share the rows of a batch, 1 without a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in ROWS)
+
+
+def dotted(path: Sequence[Any]) -> str:
+    """The name of a leaf, without what flax wraps around its value."""
+    names = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path]
+    return ".".join(name for name in names if name not in ("value", "raw_value"))
