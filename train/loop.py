@@ -4,7 +4,8 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -20,8 +21,9 @@ from dspark_jax.checkpoints.target import load_target
 from dspark_jax.drafters.config import DrafterConfig
 from dspark_jax.drafters.dspark import DraftIds, DSpark
 from dspark_jax.models.decoder import Decoder, check_taps
+from dspark_jax.tokenizer import ChatTokenizer
 from train.config import RunConfig
-from train.data import PackedData, frequent_tokens, read_documents
+from train.data import PackedData, RowReader, TokenStore, cached_documents, frequent_tokens, read_ahead
 from train.features import FeatureCache
 from train.step import StepConfig, TokenBatch, TrainState, train_step
 from train.warm_start import warm_start
@@ -53,7 +55,7 @@ def _same_shape(drafter: DSpark, config: DrafterConfig, path: str) -> DSpark:
     return drafter
 
 
-def _grown(drafter: DSpark, config: DrafterConfig, documents: Sequence[tuple[np.ndarray, int]]) -> DSpark:
+def _grown(drafter: DSpark, config: DrafterConfig, documents: TokenStore) -> DSpark:
     """The drafter with the config's draft vocabulary: its own tokens, and the most frequent of those it lacks.
 
     What it computes for its own tokens stays; the bias of new ones starts at zero.
@@ -99,8 +101,11 @@ def _step(line: str) -> int:
 class Trainer:
     """Owns the state of one run."""
 
-    def __init__(self, run: RunConfig, target: Decoder | None = None):
+    def __init__(self, run: RunConfig, target: Decoder | None = None, tokenizer: ChatTokenizer | None = None):
         """Builds models and data, and resumes from the last checkpoint in `run.out` if there is one.
+
+        Args:
+          target: in place of `run.target`, and its tokenizer, which rows of ids do not need.
 
         Raises:
           ValueError: a checkpoint of a run with another drafter, other data or another order stands in `run.out`, or
@@ -108,9 +113,13 @@ class Trainer:
         """
         self.run = run
         self.out = Path(run.out).absolute()
-        self.target = load_target(run.target).model if target is None else target
+        if target is None:
+            loaded = load_target(run.target)
+            target, tokenizer = loaded.model, loaded.tokenizer
+        self.target = target
         check_taps(run.tap_ids, self.target.config.num_layers)
-        documents = read_documents(run.data, self.target.config.num_tokens)
+        reader = RowReader(tokenizer, target.config.num_tokens, run.chat)
+        documents, self.counts = cached_documents(run.tokens_directory, run.data, reader)
         self.data = PackedData(documents, run.seq_len, run.batch_size, run.seed)
         drafter = self._build(documents)
         graph, params, frozen = nnx.split(drafter, _trained(drafter, run.train_only), ...)
@@ -159,15 +168,17 @@ class Trainer:
         until = self.run.steps if until is None else until
         pending, last = None, {}
         first, started = self.step, time.perf_counter()
-        for step in range(first, until):
-            self.state, metrics = self._step(self.state, self._frozen, self._target, self._batch(step))
-            if pending is not None:
-                last = self._log(*pending)
-            pending = (step, metrics, (time.perf_counter() - started) / (step + 1 - first))
-            if (step + 1) % self.run.checkpoint_every == 0 or step + 1 == until:
-                # Read first, so that a checkpoint is never of a run that has broken down.
-                last, pending = self._log(*pending), None
-                self.checkpoints.save(step + 1, self.state)
+        with closing(read_ahead(self._batch, first, until)) as batches:
+            for step in range(first, until):
+                batch = jax.tree.map(jnp.asarray, next(batches))
+                self.state, metrics = self._step(self.state, self._frozen, self._target, batch)
+                if pending is not None:
+                    last = self._log(*pending)
+                pending = (step, metrics, (time.perf_counter() - started) / (step + 1 - first))
+                if (step + 1) % self.run.checkpoint_every == 0 or step + 1 == until:
+                    # Read first, so that a checkpoint is never of a run that has broken down.
+                    last, pending = self._log(*pending), None
+                    self.checkpoints.save(step + 1, self.state)
         return last
 
     def export(self, directory: str | Path | None = None, dtype=jnp.bfloat16) -> Path:
@@ -179,7 +190,7 @@ class Trainer:
         if self._features is not None:
             features = self._features.rows(self.data.pieces(step), self.run.seq_len)
             batch = dataclasses.replace(batch, features=features)
-        return jax.tree.map(jnp.asarray, batch)
+        return batch
 
     def _build(self, documents) -> DSpark:
         run = self.run
@@ -207,7 +218,8 @@ class Trainer:
 
     def _check_same_run(self) -> None:
         """What the state means must not change under it; how long it runs and where it writes may."""
-        free = {"out", "steps", "checkpoint_every", "log_every", "chunk", "data", "cache_features", "share_targets"}
+        free = {"out", "steps", "checkpoint_every", "log_every", "chunk", "cache_features", "share_targets"}
+        free |= {"data", "tokens", "chat"}  # the checksum tells what came of them
         mine = {k: v for k, v in dataclasses.asdict(self.run).items() if k not in free}
         mine = json.loads(json.dumps({**mine, "documents": len(self.data.documents), "crc": self.data.crc}))
         path = self.out / "run.json"
