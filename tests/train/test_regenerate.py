@@ -8,8 +8,9 @@ import pytest
 from configs.tiny import write_prompts
 from dspark_jax.decoding.generate import generate
 from train import regenerate
-from train.data import read_documents
-from train.regenerate import Regenerate, interleave, read_answers, request_seed
+from train.answers import interleave, read_answers, request_seed
+from train.data import ChatOptions, RowReader, read_documents
+from train.regenerate import Regenerate
 
 
 @pytest.fixture
@@ -53,10 +54,13 @@ def test_each_prompt_is_answered_once_by_the_target(command, disk_target):
             max_length=64,
         )
         assert row["answer"] == alone[0].tokens
-    documents = read_documents([command().out], vocab_size=48)
-    assert [(d.tolist(), n) for d, n in documents] == [
-        (row["prompt"] + row["answer"], len(row["prompt"])) for row in rows.values()
-    ]
+    for (tokens, supervised), row in zip(documents([command().out]), rows.values(), strict=True):
+        assert tokens.tolist() == row["prompt"] + row["answer"]
+        assert tokens[supervised].tolist() == row["answer"]
+
+
+def documents(paths):
+    return read_documents(paths, RowReader(None, 48, ChatOptions()))
 
 
 def read_turn(command, domain, index):
