@@ -73,18 +73,19 @@ class Regenerate:
             settings; OSError: the server fails.
         """
         console, out = Console(stderr=True), Path(self.out)
-        openings = dict(interleave(self.prompts, self.limit))
+        rows = dict(interleave(self.prompts, self.limit))
+        openings = {name: opening for name, opening in rows.items() if opening is not None}
         if self.server is not None:
-            asked = {name: opening["messages"] for name, opening in openings.items() if opening}
+            asked = {name: opening["messages"] for name, opening in openings.items()}
             fitting, length = asked, 0
         else:
             target = load_target(self.target) if target is None else target
             length = min(self.max_length, target.config.max_positions)
-            asked = {name: self._ids(target, opening) for name, opening in openings.items()}
+            asked = self._encode(target, openings, console)
             fitting = {name: ids for name, ids in asked.items() if 0 < len(ids) <= length - self.max_tokens}
             if not fitting:
                 raise ValueError(
-                    f"none of {len(asked)} prompts fits: with {self.max_tokens} answer tokens they must be within "
+                    f"none of {len(rows)} prompts fits: with {self.max_tokens} answer tokens they must be within "
                     f"{length} positions. Lower --max-tokens or raise --max-length."
                 )
         answered = read_answers(out, self._settings)
@@ -93,15 +94,15 @@ class Regenerate:
         waiting = {name: each for name, each in fitting.items() if name not in answered}
         console.print(
             f"{len(waiting)} prompts to answer, {len(fitting) - len(waiting)} answered already, "
-            f"{len(openings) - len(fitting)} skipped because they do not fit or ask nothing"
+            f"{len(rows) - len(fitting)} skipped because they do not fit or ask nothing"
         )
         if not waiting:
             return 0
         if target is None:
-            rows = self._from_server({name: openings[name] for name in waiting}, console)
+            answers = self._from_server({name: openings[name] for name in waiting}, console)
         else:
-            rows = self._from_target(target, waiting, length)
-        return self._append(rows, len(waiting), console)
+            answers = self._from_target(target, waiting, length)
+        return self._append(answers, len(waiting), console)
 
     @property
     def _settings(self) -> dict[str, Any]:
@@ -113,16 +114,22 @@ class Regenerate:
     def _template(self) -> dict[str, Any]:
         return {} if self.thinking is None else {"enable_thinking": self.thinking}
 
-    def _ids(self, target: LoadedTarget, opening: Opening | None) -> list[int]:
-        """Ids of a prompt; none where nothing is asked, or the template refuses it."""
-        if not opening:
-            return []
-        if target.tokenizer is None or target.tokenizer.template is None:
-            return prompt_ids(target, "\n\n".join(message["content"] for message in opening["messages"]))
-        try:
-            return target.tokenizer.encode_chat(**opening, **self._template)
-        except ValueError:
-            return []
+    def _encode(self, target: LoadedTarget, openings: dict[Name, Opening], console: Console) -> dict[Name, list[int]]:
+        """Ids of prompts; none where the template refuses one."""
+        asked, refused = {}, []
+        for name, opening in openings.items():
+            if target.tokenizer is None or target.tokenizer.template is None:
+                asked[name] = prompt_ids(target, "\n\n".join(message["content"] for message in opening["messages"]))
+                continue
+            options = {field: value for field, value in opening.items() if field != "messages"}
+            try:
+                asked[name] = target.tokenizer.encode_chat(opening["messages"], **options, **self._template)
+            except ValueError as error:
+                asked[name] = []
+                refused.append((name, error))
+        if refused:
+            console.print(f"{len(refused)} prompts are refused, the first, {refused[0][0]}, because {refused[0][1]}")
+        return asked
 
     def _from_target(
         self, target: LoadedTarget, waiting: dict[Name, list[int]], length: int
@@ -163,14 +170,14 @@ class Regenerate:
         if refused:
             console.print(f"{len(refused)} prompts were refused, the first, {refused[0][0]}, with {refused[0][1]}")
 
-    def _append(self, rows: Iterator[tuple[Name, dict[str, Any], int]], total: int, console: Console) -> int:
+    def _append(self, answers: Iterator[tuple[Name, dict[str, Any], int]], total: int, console: Console) -> int:
         """Writes each answer as it comes; returns how many there were."""
         columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TextColumn("{task.fields[tokens]} tokens"))
         out, written = Path(self.out), 0
         out.parent.mkdir(parents=True, exist_ok=True)
         with out.open("a") as file, Progress(*columns, console=console) as progress:
             task, tokens = progress.add_task("answers", total=total, tokens=0), 0
-            for (domain, index), row, count in rows:
+            for (domain, index), row, count in answers:
                 file.write(json.dumps({"domain": domain, "index": index, **row, "settings": self._settings}) + "\n")
                 file.flush()
                 written, tokens = written + 1, tokens + count

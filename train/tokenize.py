@@ -49,7 +49,9 @@ class Tokenize:
             highlight=False,
             soft_wrap=True,
         )
-        if self.show and tokenizer is None:
+        if not self.show:
+            return
+        if tokenizer is None:
             raise ValueError(f"--show needs a tokenizer, which {run.target} lacks.")
         for i in range(self.first, min(self.first + self.show, len(documents))):
             tokens, supervised = documents[i]

@@ -109,6 +109,26 @@ def test_prompts_that_do_not_fit_are_skipped_and_counted(command, disk_target, t
         command(max_tokens=64).run(disk_target)
 
 
+def test_conversations_are_asked_up_to_their_first_answer(command, disk_target, tmp_path, capsys):
+    talk = [{"role": r, "content": c} for r, c in (("user", "a"), ("assistant", "b"), ("user", "c"))]
+    rows = {"messages": talk}, {"conversations": [{"from": "gpt", "value": "b"}]}, {"messages": talk[:1], "tools": [1]}
+    path = tmp_path / "talks.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert command(prompts=(str(path),)).run(disk_target) == 2
+    assert "1 skipped" in capsys.readouterr().err
+    answers = rows_of(command().out)
+    assert answers["talks", 0]["prompt"] == answers["talks", 2]["prompt"] == disk_target.tokenizer.encode_chat("a")
+    with pytest.raises(ValueError, match=r"'thinking': \(None, False\)"):
+        command(prompts=(str(path),), thinking=False).run(disk_target)
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "a\ud800"}]}) + "\n")
+    with pytest.raises(ValueError, match="none of 1 prompts fits"):
+        command(prompts=(str(path),)).run(disk_target)
+    assert "1 prompts are refused" in capsys.readouterr().err
+    path.write_text('{"text": "a"}\n')
+    with pytest.raises(ValueError, match=r'talks\.jsonl:1 is not {"turns": \[text, \.\.\.\]} or'):
+        command(prompts=(str(path),)).run(disk_target)
+
+
 def test_answers_to_other_prompts_are_refused(command, disk_target, tmp_path):
     command().run(disk_target)
     write_prompts(tmp_path / "sums.jsonl", count=5, seed=9)

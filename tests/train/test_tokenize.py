@@ -35,9 +35,9 @@ def test_counts_packing_and_documents_are_printed(run, tmp_path):
     said = printed(Tokenize(run, show=5))
     tokens = TokenStore.open(tmp_path / "run" / "tokens").lengths.tolist()
     assert f"3 rows: 2 documents, {sum(tokens)} tokens, 8 of them supervised" in said
-    assert f"1 rows skipped: no assistant turn (first: {run.data[0]}:3)" in said
+    assert f"skipped 1: no assistant turn (first: {run.data[0]}:3)" in said
     assert f"rows of 128 tokens, {sum(tokens) / 128:.1%} full: 1 steps an epoch; 0 documents are longer" in said
-    assert "document 0: 12 tokens, 6 supervised" in said and "document 1: 3 tokens, 2 supervised" in said
+    assert "document 0: 11 tokens, 6 supervised" in said and "document 1: 3 tokens, 2 supervised" in said
     assert "document 1: 3 tokens" in printed(Tokenize(run, show=1, first=1))
 
 

@@ -59,7 +59,7 @@ def cached_documents(
     with _locked(directory / "lock"):
         note = _read_note(directory, _identity(reader))
         here = [_known(path, None) for path in files]
-        _check_files(directory, note, files)
+        _check_files(directory, note, files, here)
         if not (note.done and note.files == here):
             note.files, note.done = here, False
             _fill(directory, note, files, reader)
@@ -123,6 +123,7 @@ def _supervised(ids: np.ndarray, flips: np.ndarray) -> int:
 def _commit(directory: Path, note: Note, counts: Counts, out: dict[str, Any]) -> None:
     for file in out.values():
         file.flush()
+        os.fsync(file.fileno())
     note.counts = asdict(counts)
     work = directory / "note.tmp"
     work.write_text(json.dumps(asdict(note), indent=1) + "\n")
@@ -148,15 +149,17 @@ def _read_note(directory: Path, of: dict[str, Any]) -> Note:
     return note
 
 
-def _check_files(directory: Path, note: Note, files: Sequence[Path]) -> None:
+def _check_files(directory: Path, note: Note, files: Sequence[Path], here: Sequence[dict[str, Any]]) -> None:
     """The files noted must stand first, unchanged; only the last may have grown, if it is one that can be added to."""
     for i, there in enumerate(note.files):
-        path = files[i] if i < len(files) else None
+        given = i < len(files)
+        if given and here[i] == there:
+            continue
         grows = i + 1 == len(note.files) and there["name"].endswith(".jsonl")
-        if path is None or (_known(path, there["size"] if grows else None) != there):
+        if not (given and grows and _known(files[i], there["size"]) == there):
             raise ValueError(
                 f"{directory} holds tokens of {there['name']!r}, which is not there as it was: "
-                f"{'no such file is given' if path is None else f'{path} is another'}. Delete it to tokenise anew, or "
+                f"{f'{files[i]} is another' if given else 'no such file is given'}. Delete it to tokenise anew, or "
                 "keep these tokens elsewhere."
             )
 

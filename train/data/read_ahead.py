@@ -17,8 +17,8 @@ class _Steps(Generic[Batch]):
     def __len__(self) -> int:
         return self.until
 
-    def __getitem__(self, step: int) -> Batch:
-        return self.make(int(step))
+    def __getitem__(self, index: int) -> Batch:
+        return self.make(int(index))
 
 
 def read_ahead(

@@ -45,7 +45,7 @@ class Counts:
         lines = [
             f"{self.rows} rows: {self.documents} documents, {self.tokens} tokens, {self.supervised} of them supervised"
         ]
-        return "\n".join(lines + [f"{n} rows skipped: {why} (first: {at})" for why, (n, at) in self.skipped.items()])
+        return "\n".join(lines + [f"skipped {n}: {why} (first: {at})" for why, (n, at) in self.skipped.items()])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -102,8 +102,8 @@ def _length(tokenizer: ChatTokenizer, answer: str, unfinished: bool) -> int:
         return at if unfinished else at + len(tokenizer.eos_token)
     answer = answer.rstrip()
     if unfinished:
-        for token in (tokenizer.tokenizer.id_to_token(i) for i in tokenizer.special_ids):
-            answer = answer.removesuffix(token)
+        for token in tokenizer.special_ids:
+            answer = answer.removesuffix(tokenizer.tokenizer.id_to_token(token) or "")
     return len(answer)
 
 
