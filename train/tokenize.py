@@ -22,11 +22,11 @@ class Tokenize:
     """Tokenise the data of a run, once; killed at any moment, it goes on where it stopped.
 
     Attributes:
-      show: documents to print, what is supervised in them in bold green.
+      show: documents to print, what is supervised in them bold green between ⟦ and ⟧.
       first: the first of them.
     """
 
-    run: Annotated[RunConfig, tyro.conf.OmitArgPrefixes]
+    run: Annotated[RunConfig, tyro.conf.arg(name="")]
     show: int = 0
     first: int = 0
 
@@ -60,11 +60,12 @@ class Tokenize:
 
 
 def highlighted(tokenizer: ChatTokenizer, tokens, supervised) -> Text:
-    """The text of a document [n], special tokens too, what is supervised [n] in bold green and the rest dim."""
+    """The text of a document [n] with its special tokens; what is supervised [n] is bold green between ⟦ and ⟧."""
     text = Text()
     for a, b in pairwise([0, *flips_of(supervised).tolist(), len(tokens)]):
-        style = "bold green" if a < len(tokens) and supervised[a] else "dim"
-        text.append(tokenizer.decode(tokens[a:b], skip_special_tokens=False), style)
+        part = tokenizer.decode(tokens[a:b], skip_special_tokens=False)
+        # Brackets too: what goes to a file has no colour.
+        text.append(*((f"⟦{part}⟧", "bold green") if a < b and supervised[a] else (part, "dim")))
     return text
 
 

@@ -46,14 +46,15 @@ def test_what_is_supervised_is_bold_and_nothing_else(disk_target):
     ids = np.array(tokenizer.encode("<user>ab<end><assistant>cd<end>"))
     text = highlighted(tokenizer, ids, np.arange(len(ids)) >= 5)
     bold = [text.plain[span.start : span.end] for span in text.spans if "bold" in span.style]
-    assert [part.replace(" ", "") for part in bold] == ["cd<end>"]
-    assert text.plain.replace(" ", "") == "<user>ab<end><assistant>cd<end>"
+    assert [part.replace(" ", "") for part in bold] == ["⟦cd<end>⟧"]
+    assert text.plain.replace(" ", "") == "<user>ab<end><assistant>⟦cd<end>⟧"
 
 
 def test_mistakes_end_with_one_line(tmp_path, monkeypatch, capsys, tiny_directory):
     config = tmp_path / "config.py"
     config.write_text("from configs.tiny import run\n")
     options = ["--target", str(tiny_directory), "--data", "missing.jsonl", "--out", str(tmp_path / "o"), "--show", "2"]
+    options += ["--chat.thinking", "False"]  # as `python -m train` calls it
     monkeypatch.setattr(sys, "argv", ["tokenize", str(config), *options])
     with pytest.raises(SystemExit) as end:
         tokenize.main()
