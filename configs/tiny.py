@@ -3,6 +3,7 @@
 python -m configs.tiny
 python -m train.regenerate --target runs/tiny/target --prompts runs/tiny/sums.jsonl --out runs/tiny/answers.jsonl \
     --max-tokens 40 --max-length 128 --rows 8
+python -m train.tokenize configs/tiny.py --show 1
 python -m train configs/tiny.py
 dspark evaluate runs/tiny/sums.jsonl --target runs/tiny/target --drafter runs/tiny/drafter --max-tokens 40
 """

@@ -13,6 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from dspark_jax.checkpoints.json_file import read_json
+from dspark_jax.generation_marks import GenerationMarks, unmark
 from dspark_jax.models.config import token_ids
 from dspark_jax.models.fields import refusal
 
@@ -97,16 +98,27 @@ class ChatTokenizer:
         Raises:
           ValueError: there is no template, or it refuses these messages.
         """
+        return self.render_marked(messages, add_generation_prompt=add_generation_prompt, **kwargs)[0]
+
+    def render_marked(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """What `render` gives, and the spans of characters that the template's `{% generation %}` blocks wrote.
+
+        Raises:
+          ValueError: as `render`.
+        """
         if self.template is None:
             raise ValueError("this tokenizer has no chat template; pass plain text or token ids instead of messages.")
         try:
-            return self._compiled.render(
+            marked = self._compiled.render(
                 messages=list(messages),
                 add_generation_prompt=add_generation_prompt,
                 bos_token=self.bos_token or "",
                 eos_token=self.eos_token or "",
                 **kwargs,
             )
+            return unmark(marked, messages) if "endgeneration" in self.template else (marked, [])
         except Exception as error:  # a template is a program from elsewhere: it may raise anything
             raise ValueError(f"the chat template refuses these messages: {error}") from error
 
@@ -132,7 +144,8 @@ class ChatTokenizer:
     @cached_property
     def _compiled(self) -> jinja2.Template:
         assert self.template is not None
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        extensions = [loopcontrols, GenerationMarks]
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)

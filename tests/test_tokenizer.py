@@ -98,6 +98,36 @@ def test_messages_without_a_template_are_refused(chat):
         ChatTokenizer(chat.tokenizer).render([])
 
 
+MARKED = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}{% set x = m.content %}"
+    "{{ x | upper }}{{ loop.index }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+def test_generation_blocks_are_rendered_and_known(chat):
+    marked = ChatTokenizer(chat.tokenizer, template=MARKED)
+    messages = [{"role": r, "content": c} for r, c in (("user", "a"), ("assistant", "hé"), ("user", "b"))]
+    text, spans = marked.render_marked([*messages, messages[1]])
+    assert text == marked.render([*messages, messages[1]]) == "<user>a<assistant>HÉ2<user>b<assistant>HÉ4"
+    assert [text[a:b] for a, b in spans] == ["HÉ2", "HÉ4"]
+    assert marked.render_marked(messages[:1]) == ("<user>a", [])
+    assert chat.render_marked(messages) == (chat.render(messages), [])
+
+
+@pytest.mark.parametrize("content", ["\ufdd0", "\ufdd1", "\ufdd0a\ufdd1"])
+def test_messages_cannot_mark_themselves(chat, content):
+    for role in ("user", "assistant"):
+        with pytest.raises(ValueError, match=r"refuses these messages: the messages hold U\+FDD0"):
+            ChatTokenizer(chat.tokenizer, template=MARKED).render([{"role": role, "content": content}])
+    assert content in chat.render([{"role": "user", "content": content}])
+
+
+def test_blocks_inside_one_another_are_refused(chat):
+    nested = "{% generation %}a{% generation %}b{% endgeneration %}{% endgeneration %}"
+    with pytest.raises(ValueError, match="stand inside one another"):
+        ChatTokenizer(chat.tokenizer, template=nested).render([])
+
+
 def test_directory_gives_tokenizer_template_and_special_tokens(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json"):
         ChatTokenizer.from_directory(tmp_path)

@@ -1,10 +1,14 @@
 """What a run is: one frozen dataclass, one file a run under configs/, every field settable from the command line."""
 
 import dataclasses
+import runpy
+import sys
+from pathlib import Path
 from typing import Literal
 
 from dspark_jax.drafters.config import DrafterConfig
 from dspark_jax.models.config import TargetConfig
+from train.data.turns import ChatOptions
 from train.losses import LossWeights
 
 
@@ -14,7 +18,10 @@ class RunConfig:
 
     Attributes:
       out: directory of checkpoints and of the exported drafter.
-      data: JSONL files of {"prompt": ids, "answer": ids} rows, as `python -m train.regenerate` writes them.
+      data: files or directories of JSONL (.jsonl, .jsonl.gz) or Parquet: rows of {"messages": [...]} or
+        {"conversations": [...]}, or of {"prompt": ids, "answer": ids}, as `python -m train.regenerate` writes them.
+      tokens: directory of the tokenised data; empty is `out`/tokens. Runs on the same data can share it.
+      chat: how conversations become documents.
       target: what `load_target` takes; `smollm2` is the embedded default.
       num_layers, block_size, tap_ids, markov_rank, markov_head_type, intermediate_size: the drafter's shape; 0 for
         intermediate_size takes the target's.
@@ -37,6 +44,8 @@ class RunConfig:
 
     out: str
     data: tuple[str, ...] = ()
+    tokens: str = ""
+    chat: ChatOptions = dataclasses.field(default_factory=ChatOptions)
     target: str = "smollm2"
     num_layers: int = 2
     block_size: int = 7
@@ -84,6 +93,11 @@ class RunConfig:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
 
+    @property
+    def tokens_directory(self) -> Path:
+        """Where the tokenised data are kept."""
+        return Path(self.tokens or f"{self.out}/tokens").absolute()
+
     def drafter(self, target: TargetConfig) -> DrafterConfig:
         """The drafter's config for a target."""
         return DrafterConfig(
@@ -108,3 +122,17 @@ class RunConfig:
             num_anchors=self.num_anchors,
             max_positions=target.max_positions,
         )
+
+
+def read_config(command: str) -> tuple[RunConfig, list[str]]:
+    """The run of the file that the command line names first, and the arguments behind it.
+
+    Raises:
+      SystemExit: no file is named; ValueError: it sets no `run`.
+    """
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        raise SystemExit(f"usage: python -m {command} configs/RUN.py [--field value ...]")
+    run = runpy.run_path(sys.argv[1]).get("run") if Path(sys.argv[1]).is_file() else None
+    if not isinstance(run, RunConfig):
+        raise ValueError(f"{sys.argv[1]} is no run; expected a Python file that sets `run` to a RunConfig.")
+    return run, sys.argv[2:]

@@ -46,6 +46,6 @@ class Processes:
         jax.distributed.initialize(self.coordinator, count, self.process)
 
 
-def first() -> bool:
+def is_main() -> bool:
     """Whether this process writes files and speaks."""
     return jax.process_index() == 0

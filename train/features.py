@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from dspark_jax.models.decoder import Decoder
-from train.data import Piece, first_fit, pack
+from train.data import Document, Piece, first_fit, pack
 from train.step import target_features
 
 
@@ -30,7 +30,7 @@ class FeatureCache:
         self,
         directory: Path,
         target: Decoder,
-        documents: Sequence[tuple[np.ndarray, int]],
+        documents: Sequence[Document],
         tap_ids: tuple[int, ...],
         seq_len: int,
         rows: int,
@@ -128,7 +128,7 @@ def _fingerprint(params: nnx.State) -> int:
     return crc
 
 
-def _note(documents: Sequence[tuple[np.ndarray, int]], tap_ids: Sequence[int], target: int) -> dict:
+def _note(documents: Sequence[Document], tap_ids: Sequence[int], target: int) -> dict:
     """What features belong to: the documents' number, tokens and lengths, the taps, and the target."""
     crc = 0
     for tokens, _ in documents:

@@ -6,7 +6,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -24,9 +25,10 @@ from dspark_jax.drafters.config import DrafterConfig
 from dspark_jax.drafters.dspark import DraftIds, DSpark
 from dspark_jax.models.decoder import Decoder, check_taps
 from dspark_jax.sharding import ROWS, dotted, make_mesh, placer, shardings, spec_of
+from dspark_jax.tokenizer import ChatTokenizer
 from train.config import RunConfig
-from train.data import PackedData, frequent_tokens, pack, read_documents
-from train.distributed import first
+from train.data import PackedData, RowReader, TokenStore, cached_documents, frequent_tokens, pack, read_ahead
+from train.distributed import is_main
 from train.features import FeatureCache
 from train.step import StepConfig, TokenBatch, TrainState, train_step
 from train.warm_start import warm_start
@@ -58,7 +60,7 @@ def _same_shape(drafter: DSpark, config: DrafterConfig, path: str) -> DSpark:
     return drafter
 
 
-def _grown(drafter: DSpark, config: DrafterConfig, documents: Sequence[tuple[np.ndarray, int]]) -> DSpark:
+def _grown(drafter: DSpark, config: DrafterConfig, documents: TokenStore) -> DSpark:
     """The drafter with the config's draft vocabulary: its own tokens, and the most frequent of those it lacks.
 
     What it computes for its own tokens stays; the bias of new ones starts at zero.
@@ -104,10 +106,17 @@ def _step(line: str) -> int:
 class Trainer:
     """Owns the state of one run."""
 
-    def __init__(self, run: RunConfig, target: Decoder | None = None, devices: Sequence[jax.Device] | None = None):
+    def __init__(
+        self,
+        run: RunConfig,
+        target: Decoder | None = None,
+        tokenizer: ChatTokenizer | None = None,
+        devices: Sequence[jax.Device] | None = None,
+    ):
         """Builds models and data, and resumes from the last checkpoint in `run.out` if there is one.
 
         Args:
+          target: in place of `run.target`, and its tokenizer, which rows of ids do not need.
           devices: of the mesh; default all.
 
         Raises:
@@ -122,9 +131,13 @@ class Trainer:
                 f"batch_size {run.batch_size} does not divide over the {shards} devices of data and fsdp; mesh is "
                 f"{dict(self.mesh.shape)}."
             )
-        self.target = load_target(run.target, place=placer(self.mesh)).model if target is None else target
+        if target is None:
+            loaded = load_target(run.target, place=placer(self.mesh))
+            target, tokenizer = loaded.model, loaded.tokenizer
+        self.target = target
         check_taps(run.tap_ids, self.target.config.num_layers)
-        documents = read_documents(run.data, self.target.config.num_tokens)
+        reader = RowReader(tokenizer, target.config.num_tokens, run.chat)
+        documents, self.counts = cached_documents(run.tokens_directory, run.data, reader)
         self.data = PackedData(documents, run.seq_len, run.batch_size, run.seed)
         drafter = self._build(documents)
         graph, params, frozen = nnx.split(drafter, _trained(drafter, run.train_only), ...)
@@ -178,22 +191,23 @@ class Trainer:
         until = self.run.steps if until is None else until
         pending, last = None, {}
         first, started = self.step, time.perf_counter()
-        for step in range(first, until):
-            with jax.set_mesh(self.mesh):
-                self.state, metrics = self._step(self.state, self._frozen, self._target, self._batch(step))
-            if pending is not None:
-                last = self._log(*pending)
-            pending = (step, metrics, (time.perf_counter() - started) / (step + 1 - first))
-            if (step + 1) % self.run.checkpoint_every == 0 or step + 1 == until:
-                # Read first, so that a checkpoint is never of a run that has broken down.
-                last, pending = self._log(*pending), None
-                self.checkpoints.save(step + 1, self.state)
+        with closing(read_ahead(self._rows, first, until)) as batches, jax.set_mesh(self.mesh):
+            for step in range(first, until):
+                batch = self._lay(next(batches))
+                self.state, metrics = self._step(self.state, self._frozen, self._target, batch)
+                if pending is not None:
+                    last = self._log(*pending)
+                pending = (step, metrics, (time.perf_counter() - started) / (step + 1 - first))
+                if (step + 1) % self.run.checkpoint_every == 0 or step + 1 == until:
+                    # Read first, so that a checkpoint is never of a run that has broken down.
+                    last, pending = self._log(*pending), None
+                    self.checkpoints.save(step + 1, self.state)
         return last
 
     def export(self, directory: str | Path | None = None, dtype=jnp.bfloat16) -> Path:
         """Writes the drafter in the released layout, without the target's tables. All processes must call it."""
         path, drafter = Path(directory or self.out / "drafter"), self.drafter
-        return save_drafter(path, drafter, dtype=dtype) if first() else path
+        return save_drafter(path, drafter, dtype=dtype) if is_main() else path
 
     def _put(self, tree):
         """Arrays, the same in every process, onto the mesh."""
@@ -207,24 +221,33 @@ class Trainer:
         return jax.tree_util.tree_map_with_path(put, tree)
 
     def _batch(self, step: int) -> TokenBatch:
-        """The batch of an update; a process reads only the rows of its own devices."""
+        """The batch of an update, on the mesh."""
+        return self._lay(self._rows(step))
+
+    def _rows(self, step: int) -> dict[tuple[int, int], TokenBatch]:
+        """An update's rows first .. last of each device of this process."""
         pieces, t = self.data.pieces(step), self.run.seq_len
-
-        @cache
-        def rows(first: int, last: int) -> list[np.ndarray]:
-            here = pieces[first:last]
-            features = None if self._features is None else self._features.rows(here, t)
-            return jax.tree.leaves(dataclasses.replace(pack(self.data.documents, here, t), features=features))
-
-        def put(i: int, like: np.ndarray) -> jax.Array:
-            shape = (len(pieces), *like.shape[1:])
-            lies = NamedSharding(self.mesh, P(ROWS))
-            return jax.make_array_from_callback(shape, lies, lambda at: rows(*at[0].indices(len(pieces))[:2])[i])
-
         lies = NamedSharding(self.mesh, P(ROWS)).addressable_devices_indices_map((len(pieces),))
-        first = rows(*next(iter(lies.values()))[0].indices(len(pieces))[:2])
-        arrays = [put(i, like) for i, like in enumerate(first)]
-        return TokenBatch(*arrays[:4], features=tuple(arrays[4:]) or None)
+        batches = {}
+        for first, last in {at[0].indices(len(pieces))[:2] for at in lies.values()}:
+            batch = pack(self.data.documents, pieces[first:last], t)
+            if self._features is not None:
+                batch = dataclasses.replace(batch, features=self._features.rows(pieces[first:last], t))
+            batches[first, last] = batch
+        return batches
+
+    def _lay(self, rows: dict[tuple[int, int], TokenBatch]) -> TokenBatch:
+        """The global batch that the rows of all processes make together."""
+        b, (like, *_) = self.run.batch_size, rows.values()
+        leaves = {which: jax.tree.leaves(batch) for which, batch in rows.items()}
+
+        def array(i: int, part: np.ndarray) -> jax.Array:
+            lies = NamedSharding(self.mesh, P(ROWS))
+            of = lambda at: leaves[at[0].indices(b)[:2]][i]  # noqa: E731
+            return jax.make_array_from_callback((b, *part.shape[1:]), lies, of)
+
+        parts, structure = jax.tree.flatten(like)
+        return jax.tree.unflatten(structure, [array(i, part) for i, part in enumerate(parts)])
 
     def _build(self, documents) -> DSpark:
         run = self.run
@@ -252,22 +275,13 @@ class Trainer:
 
     def _check_same_run(self) -> None:
         """What the state means must not change under it; how long it runs and where it writes may."""
-        free = {
-            "out",
-            "steps",
-            "checkpoint_every",
-            "log_every",
-            "chunk",
-            "data",
-            "cache_features",
-            "share_targets",
-            "mesh",
-        }
+        free = {"out", "steps", "checkpoint_every", "log_every", "chunk", "cache_features", "share_targets", "mesh"}
+        free |= {"data", "tokens", "chat"}  # the checksum tells what came of them
         mine = {k: v for k, v in dataclasses.asdict(self.run).items() if k not in free}
         mine = json.loads(json.dumps({**mine, "documents": len(self.data.documents), "crc": self.data.crc}))
         path = self.out / "run.json"
         if self.checkpoints.latest is None or not path.is_file():
-            if not first():
+            if not is_main():
                 return
             path.write_text(json.dumps(mine, indent=1) + "\n")
             return
@@ -283,7 +297,7 @@ class Trainer:
     def _forget_metrics_after(self, step: int) -> None:
         """Drops the lines of steps that a killed run took after its last checkpoint, and that come again."""
         path = self.out / "metrics.jsonl"
-        if first() and path.is_file():
+        if is_main() and path.is_file():
             work = path.with_suffix(".tmp")
             lines = path.read_text().splitlines(keepends=True)
             work.write_text("".join(line for line in lines if line.endswith("\n") and 0 < _step(line) <= step))
@@ -296,7 +310,7 @@ class Trainer:
                 f"the loss of step {step + 1} is {values['loss']} and its gradient's norm {values['gradient_norm']}; "
                 "the last checkpoint is untouched."
             )
-        if first() and (step + 1) % self.run.log_every == 0:
+        if is_main() and (step + 1) % self.run.log_every == 0:
             rates = " ".join(f"{a:.2f}" for a in values["accept_rate"])
             print(
                 f"step {step + 1:5d} loss {values['loss']:.4f} ce {values['ce']:.3f} l1 {values['l1']:.4f} "

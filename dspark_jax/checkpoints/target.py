@@ -58,6 +58,18 @@ def load_target(name: str | Path, *, dtype: Any = None, place: Place | None = No
     return LoadedTarget(model, tokenizer, str(path))
 
 
+def load_tokenizer(name: str | Path) -> ChatTokenizer | None:
+    """The tokenizer of a target that `load_target` would load, None if it has none, without its weights.
+
+    Raises:
+      FileNotFoundError: nothing there; ValueError: it is corrupt.
+    """
+    path = resolve(default_gguf() if str(name) == DEFAULT_TARGET else name)
+    if path.suffix == ".gguf":
+        return GGUFSource(path).tokenizer()
+    return ChatTokenizer.from_directory(path) if (path / "tokenizer.json").is_file() else None
+
+
 def read_gguf(path: Path) -> tuple[TargetConfig, TensorSource, ChatTokenizer]:
     """Config, tensors and tokenizer of a GGUF file; a turn also ends where its template ends one."""
     source = GGUFSource(path)

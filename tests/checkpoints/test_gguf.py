@@ -8,7 +8,7 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from dspark_jax.checkpoints.gguf_file import LAYER_NAMES, NAMES
-from dspark_jax.checkpoints.target import load_target
+from dspark_jax.checkpoints.target import load_target, load_tokenizer
 from dspark_jax.models.rope import RopeConfig
 from tests.checkpoints.files import assert_same, make_target, target_tensors
 
@@ -181,7 +181,9 @@ def test_linear_and_yarn_scaling_are_read(tmp_path, llama):
 )
 def test_tokenizer_splits_like_its_kind(tmp_path, pre, text, expected):
     model = make_target("qwen3", **SHAPE)
-    tokenizer = load_target(write_gguf(tmp_path / "m.gguf", model, pre=pre)).tokenizer
+    path = write_gguf(tmp_path / "m.gguf", model, pre=pre)
+    tokenizer = load_target(path).tokenizer
+    assert load_tokenizer(path).tokenizer.to_str() == tokenizer.tokenizer.to_str()
     assert [TOKENS[i] for i in tokenizer.encode(text)] == expected
     assert tokenizer.decode(tokenizer.encode(text)) == text.replace("<|end|>", "")
     assert tokenizer.render([{"content": "x"}]) == "x<|end|>" and tokenizer.num_tokens == 261

@@ -11,13 +11,15 @@ import pytest
 from flax import nnx
 
 from train import features
-from train.data import PackedData
+from train.data import Document, PackedData
 from train.features import FeatureCache
 from train.loop import Trainer
 from train.step import target_features
 
 DRAW = np.random.default_rng(0)
-DOCUMENTS = [(DRAW.integers(37, size=int(n)).astype(np.int32), 2) for n in DRAW.integers(3, 30, size=13)]
+DOCUMENTS = [
+    Document(DRAW.integers(37, size=int(n)).astype(np.int32), np.arange(n) >= 2) for n in DRAW.integers(3, 30, size=13)
+]
 TAPS = (-1, 0)
 
 
@@ -76,7 +78,8 @@ def test_documents_can_be_added(tmp_path, tiny_target, capsys):
 def joined(documents):
     """The same tokens, cut elsewhere."""
     tokens, cut = np.concatenate([documents[0][0], documents[1][0]]), len(documents[0][0]) + 1
-    return [(tokens[:cut], 2), (tokens[cut:], 2), *documents[2:]]
+    parts = [Document(part, np.arange(len(part)) >= 2) for part in (tokens[:cut], tokens[cut:])]
+    return [*parts, *documents[2:]]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +118,7 @@ def test_a_full_disk_is_noticed_before_any_work(tmp_path, tiny_target, monkeypat
 
 def test_a_document_longer_than_a_row_is_refused(tmp_path, tiny_target):
     with pytest.raises(ValueError, match=r"documents \[0\] are longer"):
-        cache(tmp_path, tiny_target, [(np.zeros(33, np.int32), 0)])
+        cache(tmp_path, tiny_target, [Document(np.zeros(33, np.int32), np.ones(33, bool))])
 
 
 @pytest.mark.parametrize("shared", [False, True])

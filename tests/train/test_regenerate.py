@@ -8,8 +8,9 @@ import pytest
 from configs.tiny import write_prompts
 from dspark_jax.decoding.generate import generate
 from train import regenerate
-from train.data import read_documents
-from train.regenerate import Regenerate, interleave, read_answers, request_seed
+from train.answers import interleave, read_answers, request_seed
+from train.data import ChatOptions, RowReader, read_documents
+from train.regenerate import Regenerate
 
 
 @pytest.fixture
@@ -53,10 +54,13 @@ def test_each_prompt_is_answered_once_by_the_target(command, disk_target):
             max_length=64,
         )
         assert row["answer"] == alone[0].tokens
-    documents = read_documents([command().out], vocab_size=48)
-    assert [(d.tolist(), n) for d, n in documents] == [
-        (row["prompt"] + row["answer"], len(row["prompt"])) for row in rows.values()
-    ]
+    for (tokens, supervised), row in zip(documents([command().out]), rows.values(), strict=True):
+        assert tokens.tolist() == row["prompt"] + row["answer"]
+        assert tokens[supervised].tolist() == row["answer"]
+
+
+def documents(paths):
+    return read_documents(paths, RowReader(None, 48, ChatOptions()))
 
 
 def read_turn(command, domain, index):
@@ -103,6 +107,26 @@ def test_prompts_that_do_not_fit_are_skipped_and_counted(command, disk_target, t
     assert ("sums", 0) not in rows_of(command().out) and ("sums", 1) in rows_of(command().out)
     with pytest.raises(ValueError, match="none of 5 prompts fits"):
         command(max_tokens=64).run(disk_target)
+
+
+def test_conversations_are_asked_up_to_their_first_answer(command, disk_target, tmp_path, capsys):
+    talk = [{"role": r, "content": c} for r, c in (("user", "a"), ("assistant", "b"), ("user", "c"))]
+    rows = {"messages": talk}, {"conversations": [{"from": "gpt", "value": "b"}]}, {"messages": talk[:1], "tools": [1]}
+    path = tmp_path / "talks.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert command(prompts=(str(path),)).run(disk_target) == 2
+    assert "1 skipped" in capsys.readouterr().err
+    answers = rows_of(command().out)
+    assert answers["talks", 0]["prompt"] == answers["talks", 2]["prompt"] == disk_target.tokenizer.encode_chat("a")
+    with pytest.raises(ValueError, match=r"'thinking': \(None, False\)"):
+        command(prompts=(str(path),), thinking=False).run(disk_target)
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "a\ud800"}]}) + "\n")
+    with pytest.raises(ValueError, match="none of 1 prompts fits"):
+        command(prompts=(str(path),)).run(disk_target)
+    assert "1 prompts are refused" in capsys.readouterr().err
+    path.write_text('{"text": "a"}\n')
+    with pytest.raises(ValueError, match=r'talks\.jsonl:1 is not {"turns": \[text, \.\.\.\]} or'):
+        command(prompts=(str(path),)).run(disk_target)
 
 
 def test_answers_to_other_prompts_are_refused(command, disk_target, tmp_path):

@@ -106,7 +106,7 @@ def test_settings_can_change_before_the_first_checkpoint(start):
     assert start(block_size=3).drafter.config.block_size == 3
 
 
-def test_other_data_of_the_same_size_is_refused(start, tiny_run):
+def test_other_data_of_the_same_size_is_refused(start, tiny_run, tmp_path):
     start().train(until=1)
     path = tiny_run.data[0]
     with open(path) as file:
@@ -114,6 +114,9 @@ def test_other_data_of_the_same_size_is_refused(start, tiny_run):
     rows[0]["answer"][0] += 1
     with open(path, "w") as file:
         file.write("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=r"'answers\.jsonl', which is not there as it was.*Delete it to tokenise anew"):
+        start()
+    shutil.rmtree(tmp_path / "run" / "tokens")
     with pytest.raises(ValueError, match="crc"):
         start()
 

@@ -9,18 +9,16 @@ import pytest
 from flax import nnx
 
 from train.anchors import sample_anchors
-from train.data import Piece, pack
+from train.data import Document, Piece, pack
 from train.loop import optimizer
 from train.losses import LossWeights
 from train.step import StepConfig, TokenBatch, TrainState, drafter_loss, target_features, train_step
 
 DRAW = np.random.default_rng(0)
-LONG = (DRAW.integers(37, size=17).astype(np.int32), 5)
-OTHER = (DRAW.integers(37, size=13).astype(np.int32), 0)
-SHORT = (DRAW.integers(37, size=3).astype(np.int32), 1)
-ONE = (DRAW.integers(37, size=1).astype(np.int32), 0)
-PROMPT = (DRAW.integers(37, size=12).astype(np.int32), 12)
-LAST = (DRAW.integers(37, size=32).astype(np.int32), 31)
+LONG, OTHER, SHORT, ONE, PROMPT, LAST = (
+    Document(DRAW.integers(37, size=length).astype(np.int32), np.arange(length) >= answer)
+    for length, answer in ((17, 5), (13, 0), (3, 1), (1, 0), (12, 12), (32, 31))
+)
 
 
 @pytest.fixture(scope="module")
