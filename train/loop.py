@@ -18,7 +18,8 @@ from flax import nnx
 from dspark_jax.checkpoints.drafter import load_drafter, save_drafter
 from dspark_jax.checkpoints.target import load_target
 from dspark_jax.drafters.config import DrafterConfig
-from dspark_jax.drafters.dspark import DraftIds, DSpark
+from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.drafters.vocabulary import DraftIds
 from dspark_jax.models.decoder import Decoder, check_taps
 from train.config import RunConfig
 from train.data import PackedData, frequent_tokens, read_documents
