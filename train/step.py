@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.drafters.kinds import AnyDrafter
 from dspark_jax.models.cache import mix
 from dspark_jax.models.decoder import Decoder
 from train.anchors import block_labels, sample_anchors
@@ -57,7 +57,7 @@ def target_features(target: Decoder, batch: TokenBatch, tap_ids: tuple[int, ...]
 
 
 def drafter_loss(
-    drafter: DSpark,
+    drafter: AnyDrafter,
     target: Decoder,
     batch: TokenBatch,
     hidden: jax.Array,
@@ -81,7 +81,8 @@ def drafter_loss(
     """
     g = drafter.config.block_size
     index, labels, mask = block_labels(batch.tokens, batch.supervised, batch.segments, anchors, keep, g)
-    out = drafter.blocks(target, batch.tokens, taps, anchors, batch.positions, batch.segments)
+    read = hidden if drafter.config.reads_final_hidden else taps
+    out = drafter.blocks(target, batch.tokens, read, anchors, batch.positions, batch.segments)
     previous = jnp.concatenate(
         [jnp.take_along_axis(batch.tokens, anchors, axis=1)[..., None], labels[..., :-1]], axis=-1
     )
