@@ -22,6 +22,7 @@ from dspark_jax import (
     Request,
     TargetConfig,
 )
+from dspark_jax.drafters.kinds import build_drafter
 
 TOKENS, ROWS = 37, 40
 
@@ -110,6 +111,12 @@ def tiny_drafter(tiny_target) -> DSpark:
     drafter = DSpark(config, rngs=nnx.Rngs(1))
     drafter.markov.w2[...] = 0.3 * jax.random.normal(jax.random.key(2), drafter.markov.w2.shape)
     return drafter
+
+
+@pytest.fixture(scope="session")
+def tiny_autoregressive(tiny_target) -> Callable[[str], Eagle3 | MTP]:
+    """tiny_autoregressive(kind): a random "eagle3" or "mtp" drafter of 7 tokens for the tiny target."""
+    return lambda kind: build_drafter(autoregressive_config(tiny_target, kind), rngs=nnx.Rngs(1))
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
-from dspark_jax import MTP, Batch, Eagle3, Fixed, Generator, Request
-from tests.decoding.conftest import autoregressive_config
+from dspark_jax import Batch, Fixed, Generator, Request
 
 SLOTS = 256
 
@@ -46,10 +44,14 @@ def test_greedy_equals_plain_greedy_token_for_token(tiny, tiny_plain, together):
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp"])
-def test_greedy_equals_plain_greedy_for_autoregressive_drafters(kind, tiny_target, tiny_plain, together):
-    drafter = (MTP if kind == "mtp" else Eagle3)(autoregressive_config(tiny_target, kind), rngs=nnx.Rngs(1))
+def test_greedy_equals_plain_greedy_for_autoregressive_drafters(
+    kind, tiny_target, tiny_autoregressive, tiny_plain, together
+):
     requests = [Request(prompt, 60) for prompt in [[5], *prompts(49, 1, 150)]]
-    drafted, plain = together(Generator(tiny_target, drafter), requests), together(tiny_plain, requests)
+    drafted, plain = (
+        together(Generator(tiny_target, tiny_autoregressive(kind)), requests),
+        together(tiny_plain, requests),
+    )
     assert [r.tokens for r in drafted] == [r.tokens for r in plain]
     accepted = np.concatenate([r.accepted for r in drafted])
     assert 0 < accepted.mean() < 6, "acceptance and rejection should both happen"
