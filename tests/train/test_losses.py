@@ -149,9 +149,9 @@ def test_one_block_of_four_by_hand():
 
 def test_training_time_test_by_hand():
     # Cross-entropies of three steps to the target's distribution, each step weighing 0.8 of the one before.
-    p = [[0.5, 0.25, 0.25], [0.25, 0.25, 0.5], [1.0, 0.0, 0.0]]
+    p = [[0.5, 0.25, 0.25], [0.25, 0.25, 0.5], [0.25, 0.5, 0.25]]
     q = [[0.25, 0.25, 0.5], [0.25, 0.25, 0.5], [0.5, 0.25, 0.25]]
-    entropies = [1.75 * math.log(2), 1.5 * math.log(2), math.log(2)]
+    entropies = [1.75 * math.log(2), 1.5 * math.log(2), 1.75 * math.log(2)]
     weights = LossWeights.training_time_test(step_decay=0.8)
     loss, metrics = dspark_loss(
         Predictions(jnp.log(jnp.array(q)), None, None, None),
