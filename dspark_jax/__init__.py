@@ -29,7 +29,7 @@ from dspark_jax.decoding import (
     speculative_generate,
 )
 from dspark_jax.decoding.generate import generate
-from dspark_jax.drafters import Drafter, DrafterConfig, DSpark, Proposal
+from dspark_jax.drafters import MTP, Drafter, DrafterConfig, DSpark, Eagle3, Eagle3Config, MTPConfig, Proposal
 from dspark_jax.models import Decoder, RopeConfig, TargetConfig
 from dspark_jax.scheduling import (
     EarlyStop,
@@ -44,11 +44,14 @@ from dspark_jax.scheduling import (
 )
 
 __all__ = [
+    "MTP",
     "Batch",
     "DSpark",
     "Decoder",
     "Drafter",
     "DrafterConfig",
+    "Eagle3",
+    "Eagle3Config",
     "EarlyStop",
     "Fixed",
     "Gate",
@@ -56,6 +59,7 @@ __all__ = [
     "Generator",
     "LaggedCapacity",
     "LoadedTarget",
+    "MTPConfig",
     "Plain",
     "Policy",
     "Proposal",

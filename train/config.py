@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from dspark_jax.drafters.config import DrafterConfig
+from dspark_jax.drafters import DrafterConfig, Eagle3Config, MTPConfig
+from dspark_jax.drafters.kinds import AnyDrafterConfig
 from dspark_jax.models.config import TargetConfig
 from train.data.turns import ChatOptions
 from train.losses import LossWeights
@@ -23,6 +24,8 @@ class RunConfig:
       tokens: directory of the tokenised data; empty is `out`/tokens. Runs on the same data can share it.
       chat: how conversations become documents.
       target: what `load_target` takes; `smollm2` is the embedded default.
+      kind: `dspark` (DFlash with markov_rank 0), or `eagle3` or `mtp`, which train on their own states for block_size
+        steps (training-time test); these have one layer and no heads, and `mtp` reads no taps.
       num_layers, block_size, tap_ids, markov_rank, markov_head_type, intermediate_size: the drafter's shape; 0 for
         intermediate_size takes the target's.
       draft_vocab_size: most frequent answer tokens that can be drafted; 0 is all.
@@ -47,6 +50,7 @@ class RunConfig:
     tokens: str = ""
     chat: ChatOptions = dataclasses.field(default_factory=ChatOptions)
     target: str = "smollm2"
+    kind: Literal["dspark", "eagle3", "mtp"] = "dspark"
     num_layers: int = 2
     block_size: int = 7
     tap_ids: tuple[int, ...] = (1, 10, 19, 28)
@@ -85,6 +89,12 @@ class RunConfig:
             raise ValueError(
                 f"train_only {list(self.train_only)} would leave the rest at random; give initial_drafter."
             )
+        if self.kind != "dspark":
+            wanted = {"num_layers": 1, "markov_rank": 0, "warm_start": ()}
+            if self.kind == "mtp":
+                wanted["tap_ids"] = ()
+            if wrong := {k: getattr(self, k) for k, v in wanted.items() if getattr(self, k) != v}:
+                raise ValueError(f"an {self.kind} drafter cannot have {wrong}; expected {wanted}.")
         sizes = ("num_layers", "block_size", "steps", "batch_size", "seq_len", "num_anchors", "chunk")
         for name in (*sizes, "checkpoint_every", "log_every"):
             if getattr(self, name) < 1:
@@ -98,29 +108,30 @@ class RunConfig:
         """Where the tokenised data are kept."""
         return Path(self.tokens or f"{self.out}/tokens").absolute()
 
-    def drafter(self, target: TargetConfig) -> DrafterConfig:
+    def drafter(self, target: TargetConfig) -> AnyDrafterConfig:
         """The drafter's config for a target."""
+        names = ("vocab_size", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "rms_norm_eps", "rope")
+        shape = {
+            **{name: getattr(target, name) for name in (*names, "max_positions")},
+            "intermediate_size": self.intermediate_size or target.intermediate_size,
+            "num_target_layers": target.num_layers,
+            "block_size": self.block_size,
+            "draft_vocab_size": self.draft_vocab_size,
+        }
+        if self.kind == "eagle3":
+            return Eagle3Config(**shape, tap_ids=self.tap_ids, step_decay=self.weights.step_decay)
+        if self.kind == "mtp":
+            return MTPConfig(**shape, step_decay=self.weights.step_decay)
         return DrafterConfig(
-            vocab_size=target.vocab_size,
-            hidden_size=target.hidden_size,
-            intermediate_size=self.intermediate_size or target.intermediate_size,
+            **shape,
             num_layers=self.num_layers,
-            num_heads=target.num_heads,
-            num_kv_heads=target.num_kv_heads,
-            head_dim=target.head_dim,
-            block_size=self.block_size,
             tap_ids=self.tap_ids,
-            num_target_layers=target.num_layers,
             mask_token_id=self.mask_token_id,
-            rms_norm_eps=target.rms_norm_eps,
-            rope=target.rope,
             markov_rank=self.markov_rank,
             markov_head_type=self.markov_head_type,
             confidence_head=True,
             confidence_with_markov=self.markov_rank > 0,
-            draft_vocab_size=self.draft_vocab_size,
             num_anchors=self.num_anchors,
-            max_positions=target.max_positions,
         )
 
 

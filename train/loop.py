@@ -21,8 +21,9 @@ from jax.sharding import PartitionSpec as P
 
 from dspark_jax.checkpoints.drafter import load_drafter, save_drafter
 from dspark_jax.checkpoints.target import load_target
-from dspark_jax.drafters.config import DrafterConfig
-from dspark_jax.drafters.dspark import DraftIds, DSpark
+from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.drafters.kinds import AnyDrafter, AnyDrafterConfig, build_drafter
+from dspark_jax.drafters.vocabulary import DraftIds
 from dspark_jax.models.decoder import Decoder, check_taps
 from dspark_jax.sharding import ROWS, dotted, make_mesh, placer, shardings, spec_of
 from dspark_jax.tokenizer import ChatTokenizer
@@ -46,13 +47,13 @@ def optimizer(run: RunConfig) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(run.clip), kinds)
 
 
-def _same_shape(drafter: DSpark, config: DrafterConfig, path: str) -> DSpark:
-    """A loaded drafter, if it is of the shape the run asks for; its draft vocabulary may be smaller."""
-    free = {"num_anchors": 0}
+def _same_shape(drafter: AnyDrafter, config: AnyDrafterConfig, path: str) -> AnyDrafter:
+    """A loaded drafter, if it is of the kind and shape the run asks for; its draft vocabulary may be smaller."""
+    free = {"num_anchors", "step_decay"}
     if drafter.draft_ids is not None and drafter.config.draft_rows < config.draft_rows:
-        free["draft_vocab_size"] = 0
-    theirs, ours = (dataclasses.asdict(dataclasses.replace(c, **free)) for c in (drafter.config, config))
-    if changed := {k: (theirs[k], ours[k]) for k in ours if theirs[k] != ours[k]}:
+        free.add("draft_vocab_size")
+    theirs, ours = ({"kind": type(c).__name__, **dataclasses.asdict(c)} for c in (drafter.config, config))
+    if changed := {k: (theirs.get(k), ours[k]) for k in ours if k not in free and theirs.get(k) != ours[k]}:
         raise ValueError(
             f"the initial drafter {path} is of another shape than the run (field: (there, here)): {changed}. "
             "Give the run the drafter's own."
@@ -60,15 +61,15 @@ def _same_shape(drafter: DSpark, config: DrafterConfig, path: str) -> DSpark:
     return drafter
 
 
-def _grown(drafter: DSpark, config: DrafterConfig, documents: TokenStore) -> DSpark:
+def _grown(drafter: AnyDrafter, config: AnyDrafterConfig, documents: TokenStore) -> AnyDrafter:
     """The drafter with the config's draft vocabulary: its own tokens, and the most frequent of those it lacks.
 
     What it computes for its own tokens stays; the bias of new ones starts at zero.
     """
-    have = np.asarray(drafter.draft_ids[...])
+    have = np.asarray(drafter.rows).tolist()
     ids = frequent_tokens(documents, config.draft_rows, have)
-    grown = DSpark(config, dtype=drafter.dtype, rngs=nnx.Rngs(0))
-    if drafter.markov:
+    grown = build_drafter(config, dtype=drafter.dtype, rngs=nnx.Rngs(0))
+    if drafter.markov and grown.markov:
         old = drafter.markov.w2[...]
         drafter.markov.w2 = nnx.Param(
             jnp.zeros(grown.markov.w2.shape, old.dtype).at[np.searchsorted(ids, have)].set(old)
@@ -78,7 +79,7 @@ def _grown(drafter: DSpark, config: DrafterConfig, documents: TokenStore) -> DSp
     return grown
 
 
-def _trained(drafter: DSpark, only: tuple[str, ...]) -> Callable[[tuple, nnx.Variable], bool]:
+def _trained(drafter: AnyDrafter, only: tuple[str, ...]) -> Callable[[tuple, nnx.Variable], bool]:
     """Which variables a run trains: all parameters, or those of the modules named."""
     modules = {path[0] for path, _ in nnx.to_flat_state(nnx.state(drafter, nnx.Param))}
     if unknown := sorted(set(only) - modules):
@@ -90,7 +91,7 @@ def _kinds(params: nnx.State) -> nnx.State:
     """Which parameters are matrices of the backbone: those are orthogonalised."""
 
     def kind(path, value):
-        return "muon" if value.ndim == 2 and ("layers" in path or "fc" in path) else "adam"
+        return "muon" if value.ndim == 2 and {"layers", "layer", "fc"} & set(path) else "adam"
 
     return nnx.map_state(lambda path, variable: variable.replace(kind(path, variable)), params)
 
@@ -101,6 +102,13 @@ def _step(line: str) -> int:
         return json.loads(line)["step"]
     except (ValueError, KeyError, TypeError):
         return 0
+
+
+def _with_defaults(settings: dict, known: dict) -> dict:
+    """Settings of a run, with those of `known` that are newer than it at their defaults."""
+    defaults = json.loads(json.dumps(dataclasses.asdict(RunConfig(out=""))))
+    weights = {**defaults["weights"], **settings.get("weights", {})}
+    return {**{k: v for k, v in defaults.items() if k in known}, **settings, "weights": weights}
 
 
 class Trainer:
@@ -135,7 +143,8 @@ class Trainer:
             loaded = load_target(run.target, place=placer(self.mesh))
             target, tokenizer = loaded.model, loaded.tokenizer
         self.target = target
-        check_taps(run.tap_ids, self.target.config.num_layers)
+        if run.kind != "mtp":
+            check_taps(run.tap_ids, self.target.config.num_layers)
         reader = RowReader(tokenizer, target.config.num_tokens, run.chat)
         documents, self.counts = cached_documents(run.tokens_directory, run.data, reader)
         self.data = PackedData(documents, run.seq_len, run.batch_size, run.seed)
@@ -176,7 +185,7 @@ class Trainer:
         return int(self.state.step)
 
     @property
-    def drafter(self) -> DSpark:
+    def drafter(self) -> AnyDrafter:
         """The drafter as trained so far."""
         return nnx.merge(self.config.graph, *self._gather((self.state.params, self._frozen)))
 
@@ -249,18 +258,19 @@ class Trainer:
         parts, structure = jax.tree.flatten(like)
         return jax.tree.unflatten(structure, [array(i, part) for i, part in enumerate(parts)])
 
-    def _build(self, documents) -> DSpark:
+    def _build(self, documents) -> AnyDrafter:
         run = self.run
         config = run.drafter(self.target.config)
         if run.initial_drafter:
             drafter = _same_shape(load_drafter(run.initial_drafter, target=self.target), config, run.initial_drafter)
             same = drafter.config.draft_rows == config.draft_rows
             return drafter if same else _grown(drafter, config, documents)
-        drafter = DSpark(config, rngs=nnx.Rngs(run.seed))
+        drafter = build_drafter(config, rngs=nnx.Rngs(run.seed))
         if drafter.draft_ids is not None:
             ids = frequent_tokens(documents, run.draft_vocab_size, self.target.config.stop_ids)
             drafter.draft_ids[...] = jnp.asarray(ids)
         if run.warm_start:
+            assert isinstance(drafter, DSpark)
             warm_start(drafter, self.target, run.warm_start, jnp.asarray(self.data.batch(0).tokens[:1]))
         return drafter
 
@@ -285,7 +295,7 @@ class Trainer:
                 return
             path.write_text(json.dumps(mine, indent=1) + "\n")
             return
-        theirs = json.loads(path.read_text())
+        theirs = _with_defaults(json.loads(path.read_text()), mine)
         if changed := {
             k: (theirs.get(k), mine.get(k)) for k in theirs.keys() | mine.keys() if theirs.get(k) != mine.get(k)
         }:

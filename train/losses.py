@@ -1,10 +1,11 @@
-"""Losses of equations 11 to 14, in chunks, so that [anchors, g, v] logits never exist at once.
+"""Losses of equations 11 to 14 and of training-time test, in chunks: [anchors, g, v] logits never exist at once.
 
 The forward pass of a chunk also computes its gradients (they are linear in the loss's cotangent), so that nothing is
 recomputed and no logits are kept for the backward pass.
 """
 
 import dataclasses
+import math
 from functools import partial
 from typing import Literal
 
@@ -18,12 +19,26 @@ from dspark_jax.sharding import row_shards
 
 @dataclasses.dataclass(frozen=True)
 class LossWeights:
-    """Weights of the three terms and the decay of w_k = exp(-(k - 1) / decay)."""
+    """Weights of the terms and the decay of w_k = exp(-(k - 1) / decay).
+
+    `soft` is of the cross-entropy to the target's whole distribution, which costs nothing where its weight is 0.
+    """
 
     ce: float = 0.1
     tv: float = 0.9
     confidence: float = 1.0
     decay: float = 4.0
+    soft: float = 0.0
+
+    @classmethod
+    def training_time_test(cls, step_decay: float = 0.8) -> "LossWeights":
+        """Eagle3's loss (arXiv 2503.01840): soft cross-entropy alone, a step weighs `step_decay` of the one before."""
+        return cls(ce=0.0, tv=0.0, confidence=0.0, decay=-1 / math.log(step_decay), soft=1.0)
+
+    @property
+    def step_decay(self) -> float:
+        """w_{k+1} / w_k."""
+        return round(math.exp(-1 / self.decay), 9)
 
     def positions(self, block_size: int) -> jax.Array:
         """w_k [g]."""
@@ -115,7 +130,10 @@ def _in_chunks(b: int, n: int, chunk: int):
 
 
 def _sums(predictions: Predictions, labels: Labels, scale: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Scaled sum of the three losses over the positions given, and (ce, l1, confidence sums; accept rate of each)."""
+    """Scaled sum of the losses over the positions given, and (ce, l1, confidence, soft sums; accept rate of each).
+
+    There are as many as `scale` has factors: the soft one only where it is asked for.
+    """
     if labels.shared is None:
         assert labels.hidden is not None
         p = target_probs(labels, labels.hidden, labels.normalizer)
@@ -137,7 +155,10 @@ def _sums(predictions: Predictions, labels: Labels, scale: jax.Array) -> tuple[j
     l1 = jnp.sum(jnp.abs(jnp.exp(log_q) - p), axis=-1) + outside
     accept = jnp.clip(1 - l1 / 2, 0, 1)
     w = labels.weight
-    sums = [jnp.sum(ce * w), jnp.sum(l1 * w), jnp.zeros(())]
+    sums = [jnp.sum(ce * w), jnp.sum(l1 * w), jnp.zeros(()), *([jnp.zeros(())] * (len(scale) - 3))]
+    if len(scale) > 3:
+        # What no draft can be has no mass or no logit, and takes no part.
+        sums[3] = -jnp.sum(w[..., None] * jnp.where(p > 0, p * log_q, 0.0))
     if predictions.confidence is not None:
         label, x = jax.lax.stop_gradient(accept), predictions.confidence
         sums[2] = jnp.sum(w * (jax.nn.softplus(x) - label * x))
@@ -149,10 +170,11 @@ def chunked_sums(predictions: Predictions, labels: Labels, scale: jax.Array, chu
     """Loss over all positions, at most `chunk` of them at a time on a device, in chunks of equal size.
 
     Args:
-      scale: [3] factors of the ce, l1 and confidence sums.
+      scale: [3] factors of the ce, l1 and confidence sums, or [4] with that of the soft one.
 
     Returns:
-      The scaled sum (differentiable in `predictions`) and (sums [3], accept rate [b, n]), which are not differentiated.
+      The scaled sum (differentiable in `predictions`), and (sums like `scale`, accept rate [b, n]), which are not
+      differentiated.
     """
     return _chunked(predictions, labels, scale, chunk, gradients=False)[0]
 
@@ -183,7 +205,7 @@ def _chunked(predictions: Predictions, labels: Labels, scale: jax.Array, chunk: 
 
     w2 = predictions.w2
     w2_gradient = jnp.zeros(w2.shape, jnp.float32) if gradients and w2 is not None else None
-    zero = (jnp.zeros(()), jnp.zeros((3,)), w2_gradient)
+    zero = (jnp.zeros(()), jnp.zeros(scale.shape), w2_gradient)
     (total, sums, w2_gradient), (accept, rows) = jax.lax.scan(body, zero, jax.tree.map(split, per_row))
     grad = None
     if gradients:
@@ -213,14 +235,14 @@ def dspark_loss(
     chunk: int = 512,
     implementation: Literal["chunked", "dense"] = "chunked",
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """L = ce * L_ce + tv * L_tv + confidence * L_conf, each a mean weighted with w_k (equation 14).
+    """L = ce * L_ce + tv * L_tv + confidence * L_conf (+ soft * L_soft), means weighted with w_k (equation 14).
 
     Args:
       chunk: positions whose logits exist at once on a device, at most (but one of every sequence).
       implementation: `dense` is the plain twin: all logits at once, differentiated by JAX.
 
     Returns:
-      The loss and {ce, l1, confidence, loss, accept: [b, n]}. All zero when nothing is supervised.
+      The loss and {ce, l1, confidence, (soft,) loss, accept: [b, n]}. All zero when nothing is supervised.
 
     Raises:
       ValueError: unknown implementation.
@@ -228,12 +250,13 @@ def dspark_loss(
     if implementation not in ("chunked", "dense"):
         raise ValueError(f"implementation must be 'chunked' or 'dense', got {implementation!r}.")
     denominator = jnp.sum(labels.weight) + 1e-6
-    scale = jnp.array([weights.ce, weights.tv, weights.confidence]) / denominator
+    factors = [weights.ce, weights.tv, weights.confidence, *([weights.soft] if weights.soft else [])]
+    scale = jnp.array(factors) / denominator
     if predictions.confidence is None:
         scale = scale.at[2].set(0)
     if implementation == "chunked":
         loss, (sums, accept) = chunked_sums(predictions, labels, scale, chunk)  # pyright: ignore[reportGeneralTypeIssues]
     else:
         loss, (sums, accept) = _sums(predictions, labels, scale)
-    ce, l1, confidence = jax.lax.stop_gradient(sums) / denominator
-    return loss, {"loss": loss, "ce": ce, "l1": l1, "confidence": confidence, "accept": accept}
+    terms = dict(zip(("ce", "l1", "confidence", "soft"), jax.lax.stop_gradient(sums) / denominator, strict=False))
+    return loss, {"loss": loss, **terms, "accept": accept}

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.drafters.kinds import AnyDrafter
 from dspark_jax.models.cache import mix
 from dspark_jax.models.decoder import Decoder
 from dspark_jax.sharding import by_rows, constrain
@@ -58,7 +58,7 @@ def target_features(target: Decoder, batch: TokenBatch, tap_ids: tuple[int, ...]
 
 
 def drafter_loss(
-    drafter: DSpark,
+    drafter: AnyDrafter,
     target: Decoder,
     batch: TokenBatch,
     hidden: jax.Array,
@@ -82,7 +82,8 @@ def drafter_loss(
     """
     g = drafter.config.block_size
     index, labels, mask = block_labels(batch.tokens, batch.supervised, batch.segments, anchors, keep, g)
-    out = by_rows(drafter.blocks(target, batch.tokens, taps, anchors, batch.positions, batch.segments))
+    read = hidden if drafter.config.reads_final_hidden else taps
+    out = by_rows(drafter.blocks(target, batch.tokens, read, anchors, batch.positions, batch.segments))
     previous = jnp.concatenate(
         [jnp.take_along_axis(batch.tokens, anchors, axis=1)[..., None], labels[..., :-1]], axis=-1
     )

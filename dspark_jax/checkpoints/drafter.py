@@ -1,4 +1,4 @@
-"""Drafters in the released layout (`deepseek-ai/dspark_*`): read strictly, written so that other engines load them."""
+"""Drafters in the released layouts (`deepseek-ai/dspark_*`, `eagle3_*`): read strictly, written for other engines."""
 
 import json
 import os
@@ -14,12 +14,13 @@ from flax import nnx
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from dspark_jax.checkpoints.drafter_layouts import drafter_layout
 from dspark_jax.checkpoints.json_file import read_json
-from dspark_jax.checkpoints.layout import Layout, Piece, Place, block_layout, check, fill, unfold
+from dspark_jax.checkpoints.layout import Place, check, fill, unfold
 from dspark_jax.checkpoints.tensors import SafetensorsSource
-from dspark_jax.drafters.config import DrafterConfig
-from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.drafters.kinds import CONFIGS, AnyDrafter, AnyDrafterConfig, build_drafter
 from dspark_jax.models.decoder import Decoder, check_taps
+from dspark_jax.models.fields import items
 
 FROZEN = ("embed_tokens.weight", "lm_head.weight")
 """The target's own tables, which released drafters repeat."""
@@ -28,32 +29,7 @@ DRAFT_IDS, IS_DRAFTED = "d2t", "t2d"
 """Reduced vocabulary in the EAGLE-3 convention: target id = row + d2t[row]; t2d marks the ids that have a row."""
 
 
-def drafter_layout(c: DrafterConfig) -> Layout:
-    """Layout of a released DSpark or DFlash drafter, without the frozen tables and the id map."""
-    d, r = c.hidden_size, c.markov_rank
-    layout = {
-        "fc.weight": (Piece("fc.weight", (d, len(c.tap_ids) * d)),),
-        "context_norm.scale": (Piece("hidden_norm.weight", (d,)),),
-        "norm.scale": (Piece("norm.weight", (d,)),),
-    }
-    for i in range(c.num_layers):
-        layout |= block_layout(f"layers.{i}", f"layers.{i}", c)
-    if r:
-        layout["markov.w1"] = (Piece("markov_head.markov_w1.weight", (c.vocab_size, r)),)
-        layout["markov.w2"] = (Piece("markov_head.markov_w2.weight", (c.draft_rows, r)),)
-        extra = {"gated": ("gate", r, d + r), "rnn": ("joint", 3 * r, 2 * r + d)}.get(c.markov_head_type)
-        if extra:
-            name, outputs, inputs = extra
-            layout[f"markov.{name}.weight"] = (Piece(f"markov_head.{name}_proj.weight", (outputs, inputs)),)
-            layout[f"markov.{name}.bias"] = (Piece(f"markov_head.{name}_proj.bias", (outputs,)),)
-    if c.confidence_head:
-        width = d + (r if c.confidence_with_markov else 0)
-        layout["confidence.proj.weight"] = (Piece("confidence_head.proj.weight", (1, width)),)
-        layout["confidence.proj.bias"] = (Piece("confidence_head.proj.bias", (1,)),)
-    return layout
-
-
-def read_drafter_config(directory: str | Path) -> DrafterConfig:
+def read_drafter_config(directory: str | Path) -> AnyDrafterConfig:
     """The config of a drafter directory.
 
     Raises:
@@ -62,10 +38,16 @@ def read_drafter_config(directory: str | Path) -> DrafterConfig:
     path = Path(directory) / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; expected a drafter directory with config.json.")
-    return DrafterConfig.from_hf(read_json(path))
+    config = read_json(path)
+    architecture = (items(config, "architectures") or [None])[0]
+    if architecture not in CONFIGS:
+        raise ValueError(
+            f"{path}: drafter architecture {architecture!r} is not supported; expected one of {sorted(CONFIGS)}."
+        )
+    return CONFIGS[architecture].from_hf(config)
 
 
-def check_drafter(config: DrafterConfig, source: SafetensorsSource) -> set[str]:
+def check_drafter(config: AnyDrafterConfig, source: SafetensorsSource) -> set[str]:
     """Checks taps and every tensor of a drafter; returns the names of those beside its layout.
 
     These are the target's tables (both or neither) and the id map of a reduced vocabulary.
@@ -73,7 +55,8 @@ def check_drafter(config: DrafterConfig, source: SafetensorsSource) -> set[str]:
     Raises:
       ValueError: taps that the target cannot have, or a tensor missing, left over or misshapen.
     """
-    check_taps(config.tap_ids, config.num_target_layers)
+    if not config.reads_final_hidden:
+        check_taps(config.tap_ids, config.num_target_layers)
     extra: dict[str, tuple[int, ...]] = {}
     if not source.names().isdisjoint(FROZEN):
         extra |= dict.fromkeys(FROZEN, (config.vocab_size, config.hidden_size))
@@ -87,8 +70,8 @@ def check_drafter(config: DrafterConfig, source: SafetensorsSource) -> set[str]:
 
 def load_drafter(
     directory: str | Path, *, target: Decoder | None = None, dtype: Any = jnp.float32, place: Place | None = None
-) -> DSpark:
-    """Loads a drafter from a directory in the released layout.
+) -> AnyDrafter:
+    """Loads a drafter, of the kind its config names, from a directory in the released layout.
 
     Args:
       target: checked against the drafter's copy of its embedding, if it has one.
@@ -103,13 +86,13 @@ def load_drafter(
     extra = check_drafter(config, source)
     layout = drafter_layout(config)
     ids = {"draft_ids": _read_draft_ids(config, source)} if config.draft_vocab_size else {}
-    drafter = fill(lambda: DSpark(config, dtype=dtype, rngs=nnx.Rngs(0)), layout, source, dtype, place, ids)
+    drafter = fill(lambda: build_drafter(config, dtype=dtype, rngs=nnx.Rngs(0)), layout, source, dtype, place, ids)
     if target is not None and FROZEN[0] in extra:
         _check_same_embedding(source, target)
     return drafter
 
 
-def _read_draft_ids(config: DrafterConfig, source: SafetensorsSource) -> np.ndarray:
+def _read_draft_ids(config: AnyDrafterConfig, source: SafetensorsSource) -> np.ndarray:
     offsets = source.read(DRAFT_IDS)
     ids = np.arange(config.draft_vocab_size) + offsets
     where = f"{source.file(DRAFT_IDS)}: {DRAFT_IDS!r}"
@@ -124,7 +107,9 @@ def _read_draft_ids(config: DrafterConfig, source: SafetensorsSource) -> np.ndar
     return ids.astype(np.int32)
 
 
-def save_drafter(directory: str | Path, drafter: DSpark, *, target: Decoder | None = None, dtype: Any = None) -> Path:
+def save_drafter(
+    directory: str | Path, drafter: AnyDrafter, *, target: Decoder | None = None, dtype: Any = None
+) -> Path:
     """Writes a drafter in the released layout: config.json and model.safetensors.
 
     The directory appears whole or not at all: it is written beside its place and moved there. Other files of a drafter

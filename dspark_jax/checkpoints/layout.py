@@ -33,11 +33,12 @@ Place = Callable[[str, np.ndarray], jax.Array]
 """Puts a host array on devices; gets the parameter path."""
 
 
-def block_layout(module: str, tensors: str, c) -> dict[str, tuple[Piece, ...]]:
+def block_layout(module: str, tensors: str, c, inputs: int | None = None) -> dict[str, tuple[Piece, ...]]:
     """Layout of one transformer layer, shared by targets and drafters.
 
     Args:
-      module: parameter path of the layer; tensors: prefix of its tensors; c: a config with the shapes.
+      module: parameter path of the layer; tensors: prefix of its tensors; c: a config with the shapes; inputs: width
+        that attention reads, the hidden size where None.
     """
     d, f, h, n, k = c.hidden_size, c.intermediate_size, c.head_dim, c.num_heads, c.num_kv_heads
     attn, mlp = f"{tensors}.self_attn", f"{tensors}.mlp"
@@ -45,7 +46,9 @@ def block_layout(module: str, tensors: str, c) -> dict[str, tuple[Piece, ...]]:
     layout = {
         f"{module}.attention_norm.scale": (Piece(f"{tensors}.input_layernorm.weight", (d,)),),
         f"{module}.mlp_norm.scale": (Piece(f"{tensors}.post_attention_layernorm.weight", (d,)),),
-        f"{module}.attention.qkv.weight": tuple(Piece(f"{attn}.{p}_proj.weight", (r, d)) for p, r in rows.items()),
+        f"{module}.attention.qkv.weight": tuple(
+            Piece(f"{attn}.{p}_proj.weight", (r, inputs or d)) for p, r in rows.items()
+        ),
         f"{module}.attention.out.weight": (Piece(f"{attn}.o_proj.weight", (d, n * h)),),
         f"{module}.mlp.gate_up.weight": tuple(Piece(f"{mlp}.{p}_proj.weight", (f, d)) for p in ("gate", "up")),
         f"{module}.mlp.down.weight": (Piece(f"{mlp}.down_proj.weight", (d, f)),),

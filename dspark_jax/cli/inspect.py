@@ -15,7 +15,8 @@ from dspark_jax.checkpoints.json_file import read_json
 from dspark_jax.checkpoints.layout import check, target_layout
 from dspark_jax.checkpoints.target import read_directory, read_gguf
 from dspark_jax.checkpoints.tensors import SafetensorsSource, TensorSource
-from dspark_jax.drafters.config import ARCHITECTURE, DrafterConfig
+from dspark_jax.drafters import DrafterConfig, Eagle3Config
+from dspark_jax.drafters.kinds import CONFIGS, AnyDrafterConfig
 from dspark_jax.models.fields import items
 
 
@@ -40,9 +41,9 @@ class Inspect:
 
 
 def is_drafter(path: Path) -> bool:
-    """Whether a directory's config names the drafter architecture."""
+    """Whether a directory's config names the architecture of a drafter."""
     config = path / "config.json"
-    return config.is_file() and ARCHITECTURE in items(read_json(config), "architectures")
+    return config.is_file() and not CONFIGS.keys().isdisjoint(items(read_json(config), "architectures"))
 
 
 def inspect_target(path: Path) -> dict[str, Any]:
@@ -71,25 +72,38 @@ def inspect_drafter(path: Path) -> dict[str, Any]:
     source = SafetensorsSource(path)
     extra = check_drafter(c, source)
     tables = "repeated in the file" if FROZEN[0] in extra else "taken from the target"
-    return {
-        "kind": "drafter, " + ("DSpark" if c.markov_rank else "DFlash"),
+    facts: dict[str, Any] = {
+        "kind": f"drafter, {_kind(c)}",
         "parameters": f"{_parameters(source, skip=extra):,} trained",
         "block size (gamma)": c.block_size,
-        "first prediction": "anchor slot (DSpark)" if c.first_slot == 0 else "first mask slot (DFlash)",
-        "taps": f"outputs of target layers {list(c.tap_ids)} of {c.num_target_layers}",
+    }
+    if isinstance(c, DrafterConfig):
+        facts["first prediction"] = "anchor slot (DSpark)" if c.first_slot == 0 else "first mask slot (DFlash)"
+        facts["sequential head"] = f"{c.markov_head_type}, rank {c.markov_rank}" if c.markov_rank else "none"
+        facts["mask token"] = c.mask_token_id
+    if c.reads_final_hidden:
+        facts["reads"] = f"final hidden state of a target of {c.num_target_layers} layers"
+    else:
+        facts["taps"] = f"outputs of target layers {list(c.tap_ids)} of {c.num_target_layers}"
+    vocabulary = f"{c.draft_vocab_size} of {c.vocab_size}" if c.draft_vocab_size else f"all {c.vocab_size}"
+    return facts | {
         "layers, hidden, MLP": f"{c.num_layers}, {c.hidden_size}, {c.intermediate_size}",
-        "sequential head": f"{c.markov_head_type}, rank {c.markov_rank}" if c.markov_rank else "none",
         "confidence head": _confidence(c),
-        "draft vocabulary": f"{c.draft_vocab_size} of {c.vocab_size}" if c.draft_vocab_size else f"all {c.vocab_size}",
-        "mask token": c.mask_token_id,
+        "draft vocabulary": vocabulary,
         "attention window": "none (full)",
         "embedding and head": tables,
         "RoPE": f"{c.rope.kind}, theta {c.rope.theta:g}",
     }
 
 
-def _confidence(c: DrafterConfig) -> str:
-    if not c.confidence_head:
+def _kind(c: AnyDrafterConfig) -> str:
+    if isinstance(c, DrafterConfig):
+        return "DSpark" if c.markov_rank else "DFlash"
+    return "Eagle3" if isinstance(c, Eagle3Config) else "MTP"
+
+
+def _confidence(c: AnyDrafterConfig) -> str:
+    if not isinstance(c, DrafterConfig) or not c.confidence_head:
         return "none: every draft counts as certain, so policies that trim by confidence verify whole blocks"
     return "with Markov embedding" if c.confidence_with_markov else "hidden state only"
 

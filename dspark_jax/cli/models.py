@@ -13,7 +13,7 @@ from dspark_jax.checkpoints.drafter import load_drafter
 from dspark_jax.checkpoints.hub import resolve
 from dspark_jax.checkpoints.target import LoadedTarget, load_target
 from dspark_jax.decoding.generate import Generator
-from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.drafters.kinds import AnyDrafter
 from dspark_jax.scheduling.costs import load_costs
 from dspark_jax.scheduling.gate import Gate
 from dspark_jax.scheduling.policies import Fixed, LaggedCapacity, Policy, Threshold
@@ -56,7 +56,7 @@ class ModelOptions:
         by_default = self.block_size is None and self.drafter == "default" and self.costs is None
         return 3 if by_default and jax.default_backend() == "cpu" else self.block_size
 
-    def generator(self, target: LoadedTarget, drafter: DSpark | None, block_size: int | None) -> Generator:
+    def generator(self, target: LoadedTarget, drafter: AnyDrafter | None, block_size: int | None) -> Generator:
         """A generator with the policy and the temperatures asked for.
 
         Args:
@@ -81,7 +81,7 @@ class ModelOptions:
             target.model, drafter, policy=policy, block_size=block_size, confidence_temperatures=temperatures
         )
 
-    def load(self) -> tuple[LoadedTarget, DSpark | None]:
+    def load(self) -> tuple[LoadedTarget, AnyDrafter | None]:
         """Loads both models.
 
         Raises:

@@ -34,7 +34,8 @@ class Models:
         hidden, taps, cache = self.target(tokens, positions, state.cache, self.tap_ids)
         draft_cache = state.draft_cache
         if self.drafter is not None:
-            draft_cache = self.drafter.extend(draft_cache, taps, positions)
+            read = hidden if self.drafter.config.reads_final_hidden else taps
+            draft_cache = self.drafter.extend(draft_cache, read, positions, self.target.embed(tokens))
         return hidden, state.replace(cache=cache, draft_cache=draft_cache)
 
 

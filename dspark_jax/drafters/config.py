@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from dspark_jax.models.config import sizes, window_of
 from dspark_jax.models.fields import flag, given, items, whole
@@ -52,6 +52,9 @@ class DrafterConfig:
     max_positions: int = 8192
     qk_norm: bool = True
     mlp_bias: bool = False
+
+    reads_final_hidden: ClassVar[bool] = False
+    """Whether `extend` takes the target's final hidden states instead of taps."""
 
     def __post_init__(self) -> None:
         if self.block_size < 1:

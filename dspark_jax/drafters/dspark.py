@@ -7,36 +7,22 @@ from flax import nnx
 from dspark_jax.decoding.sampling import Sampling, draw
 from dspark_jax.drafters.config import DrafterConfig
 from dspark_jax.drafters.heads import HEADS, ConfidenceHead
+from dspark_jax.drafters.layer import DraftLayer, block_mix
 from dspark_jax.drafters.protocol import Proposal
+from dspark_jax.drafters.vocabulary import DraftVocabulary
 from dspark_jax.models.cache import DenseCache, mix
-from dspark_jax.models.decoder import Decoder, tokens_only
-from dspark_jax.models.layers import GatedMLP, Linear, Projections, RMSNorm, linear
+from dspark_jax.models.decoder import Decoder
+from dspark_jax.models.layers import Linear, RMSNorm, linear
 from dspark_jax.models.rope import rotate, rotation
 
 
-class DraftLayer(nnx.Module):
-    """A bidirectional layer whose keys are the injected context and the block itself (equation 3)."""
+class DSpark(DraftVocabulary):
+    """The semi-autoregressive drafter. Embedding and head are the target's own and are passed in, never stored."""
 
-    def __init__(self, config: DrafterConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs):
-        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.attention = Projections(config, dtype=dtype, rngs=rngs)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias, dtype=dtype, rngs=rngs)
-
-    def finish(self, x: jax.Array, mixed: jax.Array) -> jax.Array:
-        """Residual stream after attention mix [..., n, h] and MLP."""
-        x = x + self.attention.merge(mixed)
-        return x + self.mlp(self.mlp_norm(x))
-
-
-class DSpark(nnx.Module):
-    """The semi-autoregressive drafter. Embedding and head are the target's own and are passed in, never stored.
-
-    `draft_ids` [draft_vocab_size] lists the target ids of a reduced draft vocabulary, ascending; None drafts from all.
-    """
+    config: DrafterConfig
 
     def __init__(self, config: DrafterConfig, *, dtype: jnp.dtype = jnp.float32, rngs: nnx.Rngs):
-        self.config = config
+        super().__init__(config)
         d, taps = config.hidden_size, len(config.tap_ids)
         self.fc = Linear(taps * d, d, bias=False, dtype=dtype, rngs=rngs)
         self.context_norm = RMSNorm(d, config.rms_norm_eps, dtype)
@@ -45,17 +31,10 @@ class DSpark(nnx.Module):
         head = HEADS[config.markov_head_type] if config.markov_rank else None
         self.markov = head(config, dtype=dtype, rngs=rngs) if head else None
         self.confidence = ConfidenceHead(config, dtype=dtype, rngs=rngs) if config.confidence_head else None
-        reduced = config.draft_vocab_size
-        self.draft_ids = DraftIds(jnp.arange(reduced, dtype=jnp.int32)) if reduced else None
 
     @property
     def dtype(self) -> jnp.dtype:
         return self.fc.weight.dtype
-
-    def draft_head(self, target: Decoder) -> jax.Array:
-        """The head drafts are scored with: the target's own [v, d], or its rows of the draft vocabulary."""
-        weight = target.head_weight
-        return weight if self.draft_ids is None else weight[self.draft_ids[...]]
 
     def create_cache(self, batch: int, slots: int) -> DenseCache:
         """An empty context cache; `slots` must leave room for a whole block after the last position."""
@@ -66,8 +45,13 @@ class DSpark(nnx.Module):
         """Tapped hidden states [..., m * d] -> context features [..., d] (equation 2)."""
         return self.context_norm(self.fc(taps.astype(self.dtype)))
 
-    def extend(self, cache: DenseCache, taps: jax.Array, positions: jax.Array) -> DenseCache:
-        """Injects context: taps [b, t, m * d] of the tokens at `positions` [b, t] become keys and values."""
+    def extend(
+        self, cache: DenseCache, taps: jax.Array, positions: jax.Array, embedded: jax.Array | None = None
+    ) -> DenseCache:
+        """Injects context: taps [b, t, m * d] of the tokens at `positions` [b, t] become keys and values.
+
+        What was `embedded` there is not read: see `Drafter.extend`.
+        """
         features = self.context(taps)
         cos, sin = rotation(self.config.rope, self.config.head_dim, positions)
         for i, layer in enumerate(self.layers):
@@ -123,12 +107,6 @@ class DSpark(nnx.Module):
         base = self.base_logits(target, head, hidden)
         return self.correct(base, hidden, anchor, sampling, keys), cache
 
-    def base_logits(self, target: Decoder, head: jax.Array, hidden: jax.Array) -> jax.Array:
-        """U_k: float32 logits [..., draft_rows] of hidden [..., d]; rows that are no real token get -inf."""
-        logits = linear(hidden, head).astype(jnp.float32)
-        ids = None if self.draft_ids is None else self.draft_ids[...]
-        return tokens_only(logits, target.config.vocab_size, target.config.num_tokens, ids)
-
     def correct(
         self, base: jax.Array, hidden: jax.Array, anchor: jax.Array, sampling: Sampling, keys: jax.Array
     ) -> Proposal:
@@ -149,15 +127,14 @@ class DSpark(nnx.Module):
                 latent, state = self.markov.step(previous, hidden, state)
                 base = base + linear(latent, self.markov.w2[...]).astype(jnp.float32)
             row, q = draw(base, sampling, key)
-            token = row if self.draft_ids is None else self.draft_ids[row]
+            token = self.token(row)
             confidence = self.confidence(hidden, embedded) if self.confidence else jnp.full(shape, jnp.inf)
             return (token, state), (token, base, q, confidence)
 
         steps = (jnp.moveaxis(base, 1, 0), jnp.moveaxis(hidden, 1, 0), jnp.moveaxis(keys, 1, 0))
         outputs = jax.lax.scan(body, (anchor, state), steps)[1]
         tokens, logits, q, confidence = (jnp.moveaxis(x, 0, 1) for x in outputs)
-        ids = None if self.draft_ids is None else self.draft_ids[...]
-        return Proposal(tokens, q, ids, confidence, logits)
+        return Proposal(tokens, q, self.rows, confidence, logits)
 
     def blocks(
         self,
@@ -206,28 +183,3 @@ class DSpark(nnx.Module):
         if self.confidence is None:
             return None
         return self.confidence(hidden, self.markov.embed(previous) if self.markov else None)
-
-
-class DraftIds(nnx.Variable):
-    """Target ids of the draft vocabulary: part of the checkpoint, never trained."""
-
-
-def block_mix(q, k, v, k_block, v_block, seen) -> jax.Array:
-    """Attention of many small blocks over one context and themselves, in one softmax.
-
-    Args:
-      q: [b, a, w, n, h]; k, v: [b, t, k, h] context; k_block, v_block: [b, a, w, k, h]; seen: [b, a, t] booleans.
-
-    Returns:
-      [b, a, w, n, h].
-    """
-    b, a, w, n, h = q.shape
-    kv = k.shape[2]
-    q = q.reshape(b, a, w, kv, n // kv, h)
-    outer = jnp.einsum("bawkgh,btkh->bkgawt", q, k, preferred_element_type=jnp.float32) * h**-0.5
-    inner = jnp.einsum("bawkgh,bazkh->bkgawz", q, k_block, preferred_element_type=jnp.float32) * h**-0.5
-    outer = jnp.where(seen[:, None, None, :, None], outer, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(jnp.concatenate([outer, inner], axis=-1), axis=-1).astype(v.dtype)
-    outer, inner = weights[..., : k.shape[1]], weights[..., k.shape[1] :]
-    mixed = jnp.einsum("bkgawt,btkh->bawkgh", outer, v) + jnp.einsum("bkgawz,bazkh->bawkgh", inner, v_block)
-    return mixed.reshape(b, a, w, n, h)

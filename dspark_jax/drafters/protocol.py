@@ -31,7 +31,10 @@ class Proposal:
 
 
 class Drafter(Protocol):
-    """A drafter: `extend` writes context into its cache, `propose` drafts a block after an anchor."""
+    """A drafter: `extend` writes context into its cache, `propose` drafts a block after an anchor.
+
+    Its `config` has block_size, hidden_size, vocab_size, num_target_layers, tap_ids and reads_final_hidden.
+    """
 
     config: Any
 
@@ -41,8 +44,17 @@ class Drafter(Protocol):
 
     def create_cache(self, batch: int, slots: int) -> Any: ...
 
-    def extend(self, cache: Any, taps: jax.Array, positions: jax.Array) -> Any:
-        """Writes the context of taps [b, t, m * d] at `positions` [b, t]."""
+    def extend(self, cache: Any, taps: jax.Array, positions: jax.Array, embedded: jax.Array) -> Any:
+        """Writes the context of the tokens at `positions` [b, t], which rise one by one; negative ones are padding.
+
+        A position may be written again after a rejection; what stood behind it is then forgotten.
+
+        Args:
+          taps: [b, t, m * d] the target's tapped hidden states of these tokens, or its final ones [b, t, d] if
+            `config.reads_final_hidden`.
+          embedded: [b, t, d] the target's embeddings of these tokens. A drafter that pairs hidden state i with token
+            i + 1 (Eagle3, MTP) needs them; DSpark does not.
+        """
         ...
 
     def propose(

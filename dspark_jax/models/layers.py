@@ -69,12 +69,15 @@ class GatedMLP(nnx.Module):
 
 
 class Projections(nnx.Module):
-    """Query, key, value and output projections of one attention layer, q/k/v in one matrix [(n + 2 k) h, d]."""
+    """Query, key, value and output projections of one attention layer, q/k/v in one matrix [(n + 2 k) h, inputs].
 
-    def __init__(self, config, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+    `inputs` is the width they read, the model's own where None.
+    """
+
+    def __init__(self, config, *, inputs: int | None = None, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
-        self.qkv = Linear(config.hidden_size, width, bias=config.attention_bias, dtype=dtype, rngs=rngs)
+        self.qkv = Linear(inputs or config.hidden_size, width, bias=config.attention_bias, dtype=dtype, rngs=rngs)
         self.out = Linear(
             self.heads * self.head_dim, config.hidden_size, bias=config.output_bias, dtype=dtype, rngs=rngs
         )
@@ -83,14 +86,14 @@ class Projections(nnx.Module):
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps, dtype) if norm else None
 
     def split(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Normalised q [..., n, h], k and v [..., k, h] of x [..., d], before rotation."""
+        """Normalised q [..., n, h], k and v [..., k, h] of x [..., inputs], before rotation."""
         n, k, h = self.heads, self.kv_heads, self.head_dim
         joint = self.qkv(x).reshape(*x.shape[:-1], n + 2 * k, h)
         q, k_, v = jnp.split(joint, [n, n + k], axis=-2)
         return self._norm(q, self.q_norm), self._norm(k_, self.k_norm), v
 
     def context(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Normalised k and v [..., k, h] of x [..., d]: what injected context needs, without the queries."""
+        """Normalised k and v [..., k, h] of x [..., inputs]: what injected context needs, without the queries."""
         start = self.heads * self.head_dim
         bias = None if self.qkv.bias is None else self.qkv.bias[start:]
         joint = linear(x, self.qkv.weight[start:], bias)

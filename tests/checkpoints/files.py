@@ -10,8 +10,8 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from dspark_jax.checkpoints.layout import target_layout, unfold
-from dspark_jax.drafters.config import DrafterConfig
-from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.drafters import DrafterConfig, DSpark, Eagle3Config, MTPConfig
+from dspark_jax.drafters.kinds import AnyDrafter, build_drafter
 from dspark_jax.models.config import TargetConfig
 from dspark_jax.models.decoder import Decoder
 
@@ -49,6 +49,13 @@ def make_drafter(**changes) -> DSpark:
     }
     config = DrafterConfig(**{**SIZES, **options, **changes})
     return random_weights(lambda: DSpark(config, rngs=nnx.Rngs(0)))
+
+
+def make_autoregressive(kind: str, **changes) -> AnyDrafter:
+    """An Eagle3 ("eagle3") or MTP ("mtp") drafter with a reduced vocabulary."""
+    options = {**SIZES, "block_size": 3, "num_target_layers": 2, "draft_vocab_size": 20, **changes}
+    config = MTPConfig(**options) if kind == "mtp" else Eagle3Config(**options, tap_ids=(-1, 0))
+    return random_weights(lambda: build_drafter(config, rngs=nnx.Rngs(0)))
 
 
 def hf_config(c: TargetConfig) -> dict:

@@ -13,9 +13,14 @@ from safetensors.numpy import load_file, save_file
 
 from dspark_jax.checkpoints import drafter as module
 from dspark_jax.checkpoints.drafter import load_drafter, read_drafter_config, save_drafter
-from tests.checkpoints.files import assert_same, make_drafter, make_target
+from tests.checkpoints.files import assert_same, make_autoregressive, make_drafter, make_target
 
-GOLDENS = ("qwen3_dspark_markov", "qwen3_dspark_rnn", "qwen3_dflash_anchor")
+GOLDENS = ("qwen3_dspark_markov", "qwen3_dspark_rnn", "qwen3_dflash_anchor", "qwen3_eagle3")
+MADE = {
+    "gated, reduced vocabulary": make_drafter,
+    "eagle3, reduced vocabulary": lambda: make_autoregressive("eagle3"),
+    "mtp, reduced vocabulary": lambda: make_autoregressive("mtp"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +45,11 @@ def test_golden_drafter_is_written_as_it_was_released(golden, tmp_path, name):
     assert_same(load_drafter(path, target=case.target), case.drafter)
 
 
-@pytest.mark.parametrize("name", [*GOLDENS, "gated, reduced vocabulary"])
+@pytest.mark.parametrize("name", [*GOLDENS, *MADE])
 @pytest.mark.parametrize("tables", [True, False])
-def test_load_export_load_is_the_identity(golden, gated, tmp_path, name, tables):
+def test_load_export_load_is_the_identity(golden, tmp_path, name, tables):
     case = golden(name) if name in GOLDENS else None
-    drafter, target = (case.drafter, case.target) if case else (gated, make_target())
+    drafter, target = (case.drafter, case.target) if case else (MADE[name](), make_target())
     target = target if tables else None
     full = load_drafter(save_drafter(tmp_path / "f32", drafter, target=target))
     assert_same(full, drafter)
@@ -121,6 +126,29 @@ def test_bad_id_map_is_refused(gated, tmp_path, change, says):
 )
 def test_config_that_cannot_be_right_is_refused(gated, tmp_path, change, says):
     path = save_drafter(tmp_path / "d", gated) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ValueError, match=says):
+        load_drafter(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "says"),
+    [
+        ("eagle3", {"ttt_length": 0}, "ttt_length is 0, expected a whole number of at least 1"),
+        ("eagle3", {"target_layer_ids": None}, r"lacks \['target_layer_ids'\]"),
+        ("eagle3", {"target_layer_ids": [0, 1]}, r"within -1\.\.0 for a target of 2 layers"),
+        ("eagle3", {"target_layer_ids": [0]}, r"fc\.weight' in \S+ has shape \(16, 32\), expected \(16, 16\)"),
+        ("eagle3", {"draft_num_hidden_layers": 2}, "has 2 layers; expected num_hidden_layers 1"),
+        ("eagle3", {"num_hidden_layers": 2}, "has 2 layers; expected num_hidden_layers 1"),
+        ("eagle3", {"step_loss_decay": "0.8"}, "step_loss_decay is '0.8', expected a number"),
+        ("eagle3", {"architectures": ["Qwen3MTPModel"]}, "expected no taps"),
+        ("mtp", {"architectures": ["Qwen3Eagle3Model"]}, r"lacks \['target_layer_ids'\]"),
+        ("mtp", {"hidden_act": "gelu"}, "'gelu' is not supported"),
+        ("mtp", {"qk_norm": False}, r"unexpected 'mtp\.layers\.0\.self_attn\.k_norm\.weight'"),
+    ],
+)
+def test_autoregressive_config_that_cannot_be_right_is_refused(tmp_path, kind, change, says):
+    path = save_drafter(tmp_path / "d", make_autoregressive(kind)) / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(ValueError, match=says):
         load_drafter(path.parent)

@@ -7,7 +7,7 @@ import pytest
 from dspark_jax.checkpoints.drafter import save_drafter
 from dspark_jax.cli import main
 from dspark_jax.cli.inspect import inspect_drafter, inspect_target
-from tests.checkpoints.files import make_drafter, make_target, write_target
+from tests.checkpoints.files import make_autoregressive, make_drafter, make_target, write_target
 
 
 def test_target_is_described(tmp_path):
@@ -29,6 +29,16 @@ def test_drafter_is_described(tmp_path, golden):
     assert facts["confidence head"] == "with Markov embedding"
     assert facts["first prediction"] == "first mask slot (DFlash)"
     assert facts["embedding and head"] == "taken from the target"
+
+
+def test_autoregressive_drafters_are_described(tmp_path, golden):
+    facts = inspect_drafter(golden("qwen3_eagle3").directory / "draft")
+    assert facts["kind"] == "drafter, Eagle3" and facts["block size (gamma)"] == 5
+    assert facts["taps"] == "outputs of target layers [0, 1, 3, 4, 6] of 8"
+    assert facts["confidence head"].startswith("none: every draft counts as certain")
+    facts = inspect_drafter(save_drafter(tmp_path / "d", make_autoregressive("mtp")))
+    assert facts["kind"] == "drafter, MTP" and "taps" not in facts
+    assert facts["reads"] == "final hidden state of a target of 2 layers"
 
 
 def test_command_prints_a_table_or_one_line_and_code_2(tmp_path, capsys):

@@ -9,7 +9,20 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from dspark_jax import Decoder, DrafterConfig, DSpark, Generation, Generator, Request, TargetConfig
+from dspark_jax import (
+    MTP,
+    Decoder,
+    DrafterConfig,
+    DSpark,
+    Eagle3,
+    Eagle3Config,
+    Generation,
+    Generator,
+    MTPConfig,
+    Request,
+    TargetConfig,
+)
+from dspark_jax.drafters.kinds import build_drafter
 
 TOKENS, ROWS = 37, 40
 
@@ -34,6 +47,14 @@ def config_for(target: Decoder, **changes) -> DrafterConfig:
     )
 
 
+def autoregressive_config(target: Decoder, kind: str) -> Eagle3Config | MTPConfig:
+    """Of an Eagle3 ("eagle3") or MTP ("mtp") drafter of 7 tokens."""
+    shape = dataclasses.asdict(config_for(target))
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "block_size")
+    shape = {name: shape[name] for name in (*names, "num_target_layers")}
+    return MTPConfig(**shape) if kind == "mtp" else Eagle3Config(**shape, tap_ids=(-1, 0))
+
+
 @pytest.fixture(scope="package", autouse=True)
 def quick_compilation():
     """These programs run for milliseconds: most of XLA's passes would cost more than all the tests."""
@@ -42,13 +63,13 @@ def quick_compilation():
     jax.config.update("jax_disable_most_optimizations", False)
 
 
-class Scripted(DSpark):
+class Scripted:
     """Row i drafts `script[i]` by position, the first `right[i]` tokens of a block as they stand, the rest wrong.
 
-    Everything else, caches and logits included, is the random drafter's.
+    Everything else, caches and logits included, is that of the random drafter it is mixed into.
     """
 
-    def __init__(self, config: DrafterConfig, script: np.ndarray, right: np.ndarray):
+    def __init__(self, config, script: np.ndarray, right: np.ndarray):
         super().__init__(config, rngs=nnx.Rngs(3))
         self.script, self.right = nnx.Variable(jnp.asarray(script)), nnx.Variable(jnp.asarray(right))
 
@@ -61,10 +82,26 @@ class Scripted(DSpark):
         return dataclasses.replace(proposal, tokens=tokens, probs=probs), cache
 
 
+class ScriptedDSpark(Scripted, DSpark): ...
+
+
+class ScriptedEagle3(Scripted, Eagle3): ...
+
+
+class ScriptedMTP(Scripted, MTP): ...
+
+
 @pytest.fixture(scope="session")
-def scripted(tiny_target) -> Callable[[np.ndarray, np.ndarray], Scripted]:
-    """scripted(script [b, s], right [b]): a `Scripted` drafter of 7 tokens for the tiny target."""
-    return lambda script, right: Scripted(config_for(tiny_target, tap_ids=(-1, 0), markov_rank=4), script, right)
+def scripted(tiny_target) -> Callable[[str, np.ndarray, np.ndarray], Scripted]:
+    """scripted(kind, script [b, s], right [b]): a `Scripted` drafter of 7 tokens for the tiny target."""
+
+    def make(kind: str, script: np.ndarray, right: np.ndarray) -> Scripted:
+        if kind == "dspark":
+            return ScriptedDSpark(config_for(tiny_target, tap_ids=(-1, 0), markov_rank=4), script, right)
+        made = ScriptedMTP if kind == "mtp" else ScriptedEagle3
+        return made(autoregressive_config(tiny_target, kind), script, right)
+
+    return make
 
 
 @pytest.fixture(scope="session")
@@ -74,6 +111,12 @@ def tiny_drafter(tiny_target) -> DSpark:
     drafter = DSpark(config, rngs=nnx.Rngs(1))
     drafter.markov.w2[...] = 0.3 * jax.random.normal(jax.random.key(2), drafter.markov.w2.shape)
     return drafter
+
+
+@pytest.fixture(scope="session")
+def tiny_autoregressive(tiny_target) -> Callable[[str], Eagle3 | MTP]:
+    """tiny_autoregressive(kind): a random "eagle3" or "mtp" drafter of 7 tokens for the tiny target."""
+    return lambda kind: build_drafter(autoregressive_config(tiny_target, kind), rngs=nnx.Rngs(1))
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import pytest
 
 from dspark_jax import Generator, Request, Sampling
 
-CASES = ("qwen3_dspark_markov", "qwen3_dspark_rnn", "qwen3_dflash_anchor")
+DSPARK = ("qwen3_dspark_markov", "qwen3_dspark_rnn", "qwen3_dflash_anchor")
 NAMES = ("block_hidden", "base_logits", "logits", "confidence_logits", "tokens")
 TOLERANCE = {"rtol": 0, "atol": 1e-4}
 
@@ -17,7 +17,7 @@ def prompts(case) -> list[list[int]]:
     return [case.expected[f"decode{i}.prompt"][0].tolist() for i in range(count)]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*DSPARK, "qwen3_eagle3"])
 def test_tokens_and_acceptance_equal_the_reference(golden, name):
     case = golden(name)
     requests = [Request(prompt, max_tokens=40) for prompt in prompts(case)]
@@ -29,9 +29,11 @@ def test_tokens_and_acceptance_equal_the_reference(golden, name):
         lengths = expected["acceptance_lengths"]
         assert lengths[:-1].sum() < 24 <= lengths.sum()
         np.testing.assert_array_equal(result.accept_lengths[: len(lengths)], lengths)
+        for n in range(3):
+            np.testing.assert_array_equal(result.drafts[n], case.expected[f"decode{i}.round{n}.tokens"][0])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", DSPARK)
 def test_rounds_equal_the_reference(golden, name):
     case = golden(name)
     target, drafter, expected = case.target, case.drafter, case.expected

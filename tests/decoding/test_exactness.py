@@ -1,14 +1,30 @@
 """Speculation changes nothing: not the tokens, not the caches, not other rows of the batch."""
 
 import itertools
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from dspark_jax import Batch, Generator, Request
+from dspark_jax import Batch, Fixed, Generator, Request
 
 SLOTS = 256
+
+
+@dataclass(frozen=True)
+class TwoOfThree(Fixed):
+    """Drafts in two rounds, not in the third."""
+
+    def initial_state(self, rows, block_size):
+        return jnp.zeros((), jnp.int32)
+
+    def drafts(self, round, state):
+        return state % 3 < 2
+
+    def update(self, state, round, outcome):
+        return state + 1
 
 
 def prompts(count: int, low: int, high: int, seed: int = 0) -> list[list[int]]:
@@ -25,6 +41,20 @@ def test_greedy_equals_plain_greedy_token_for_token(tiny, tiny_plain, together):
     assert 0 < accepted.mean() < 6, "acceptance and rejection should both happen"
     for result in drafted:
         assert result.accept_lengths.sum() == 199 and len(result.scheduled) == len(result.accepted)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+def test_greedy_equals_plain_greedy_for_autoregressive_drafters(
+    kind, tiny_target, tiny_autoregressive, tiny_plain, together
+):
+    requests = [Request(prompt, 60) for prompt in [[5], *prompts(49, 1, 150)]]
+    drafted, plain = (
+        together(Generator(tiny_target, tiny_autoregressive(kind)), requests),
+        together(tiny_plain, requests),
+    )
+    assert [r.tokens for r in drafted] == [r.tokens for r in plain]
+    accepted = np.concatenate([r.accepted for r in drafted])
+    assert 0 < accepted.mean() < 6, "acceptance and rejection should both happen"
 
 
 def test_greedy_and_sampled_rows_share_a_batch(tiny, tiny_plain, together):
@@ -48,12 +78,15 @@ def test_sampled_rows_do_not_depend_on_their_batch(tiny, together):
         np.testing.assert_array_equal(alone.accepted, batched.accepted)
 
 
-def test_rows_that_accept_0_3_and_7_keep_the_caches_of_a_fresh_prefill(tiny_target, tiny_plain, scripted, together):
+@pytest.mark.parametrize("kind", ["dspark", "eagle3", "mtp"])
+def test_rows_that_accept_0_3_and_7_keep_the_caches_of_a_fresh_prefill(
+    kind, tiny_target, tiny_plain, scripted, together
+):
     requests = [Request(prompt, 60) for prompt in prompts(3, 4, 20, seed=1)]
     script, right = np.zeros((3, 96), np.int32), np.array([0, 3, 7])
     for row, result in enumerate(together(tiny_plain, requests)):
         script[row, : len(requests[row].prompt) + 60] = requests[row].prompt + result.tokens
-    generator = Generator(tiny_target, scripted(script, right))
+    generator = Generator(tiny_target, scripted(kind, script, right), policy=TwoOfThree())
     batch = Batch(generator, rows=3, slots=SLOTS)
     batch.admit(dict(enumerate(requests)))
     plan = generator._plan
@@ -81,7 +114,7 @@ def test_rows_that_accept_0_3_and_7_keep_the_caches_of_a_fresh_prefill(tiny_targ
         np.testing.assert_allclose(drafts, fresh_drafts, rtol=0, atol=1e-5)
         for row in range(3):
             result = batch.result(row)
-            np.testing.assert_array_equal(result.accepted, [right[row]] * n)
+            np.testing.assert_array_equal(result.accepted, np.where(np.arange(n) % 3 < 2, right[row], 0))
             assert requests[row].prompt + result.tokens == script[row, : batch.state.length[row]].tolist()
 
 

@@ -11,11 +11,25 @@ import pytest
 from flax import nnx
 from scipy import stats
 
-from dspark_jax import Decoder, DrafterConfig, DSpark, Fixed, Proposal, Sampling, TargetConfig, Threshold
+from dspark_jax import (
+    MTP,
+    Decoder,
+    DrafterConfig,
+    DSpark,
+    Eagle3,
+    Eagle3Config,
+    Fixed,
+    MTPConfig,
+    Proposal,
+    Sampling,
+    TargetConfig,
+    Threshold,
+)
 from dspark_jax.calibration.survival import to_survival
 from dspark_jax.decoding.keys import Purpose, slot_keys
 from dspark_jax.decoding.sampling import distribution, draw
 from dspark_jax.decoding.verify import accept_probability, next_distribution, spread, verify
+from dspark_jax.drafters.heads import HEADS
 from dspark_jax.scheduling import EarlyStop, Gate, LaggedCapacity, Round, StepCosts
 
 V, G = 4, 3
@@ -109,32 +123,48 @@ def law_target():
     return Decoder(TargetConfig("llama", V + 1, 16, 16, 2, 2, 1, 8, num_tokens=V), rngs=nnx.Rngs(5))
 
 
-def enumerate_case(monkeypatch, target, head: str | None, reduced: bool):
-    """Yields p, q, blocks and confidences of a random drafter under each of SETTINGS."""
-    config = DrafterConfig(
-        vocab_size=V + 1, hidden_size=16, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8,
-        block_size=G, tap_ids=(-1, 0), num_target_layers=2, mask_token_id=V, markov_rank=6 if head else 0,
-        markov_head_type=head or "vanilla", confidence_head=True, confidence_with_markov=bool(head),
-        draft_vocab_size=3 if reduced else 0,
+def random_drafter(kind: str | None, reduced: bool) -> DSpark | Eagle3 | MTP:
+    """A drafter of G tokens; `kind` is a sequential head, None for the parallel drafter, or eagle3 or mtp."""
+    shape = dict(
+        vocab_size=V + 1, hidden_size=16, intermediate_size=16, num_heads=2, num_kv_heads=1, head_dim=8, block_size=G,
+        num_target_layers=2, draft_vocab_size=3 if reduced else 0,
     )  # fmt: skip
-    drafter = DSpark(config, rngs=nnx.Rngs(7))
-    if head:
-        drafter.markov.w2[...] = jax.random.normal(jax.random.key(1), drafter.markov.w2.shape)
-    drafter.confidence.proj.weight[...] *= 3
+    if kind == "mtp":
+        drafter = MTP(MTPConfig(**shape), rngs=nnx.Rngs(7))
+    elif kind == "eagle3":
+        drafter = Eagle3(Eagle3Config(**shape, tap_ids=(-1, 0)), rngs=nnx.Rngs(7))
+    else:
+        config = DrafterConfig(
+            **shape, num_layers=1, tap_ids=(-1, 0), mask_token_id=V, markov_rank=6 if kind else 0,
+            markov_head_type=kind or "vanilla", confidence_head=True, confidence_with_markov=bool(kind),
+        )  # fmt: skip
+        drafter = DSpark(config, rngs=nnx.Rngs(7))
+        if kind:
+            drafter.markov.w2[...] = jax.random.normal(jax.random.key(1), drafter.markov.w2.shape)
+        drafter.confidence.proj.weight[...] *= 3
     if reduced:
         drafter.draft_ids[...] = jnp.array([0, 2, 3])
+    return drafter
+
+
+def enumerate_case(monkeypatch, target, kind: str | None, reduced: bool):
+    """Yields p, q, blocks and confidences of a random drafter under each of SETTINGS."""
+    drafter = random_drafter(kind, reduced)
     # "Keys" are the rows to draw: drafting is real, only chance is not.
-    monkeypatch.setattr(
-        "dspark_jax.drafters.dspark.draw", lambda logits, sampling, forced: (forced, distribution(logits, sampling))
-    )
+    for module in ("dspark", "autoregressive"):
+        monkeypatch.setattr(
+            f"dspark_jax.drafters.{module}.draw",
+            lambda logits, sampling, forced: (forced, distribution(logits, sampling)),
+        )
     context = jnp.array([[1, 3, 0, 2, 2]])
     anchor = context.shape[1] - 1
 
     @jax.jit
     def draft(rows, sampling):
         n, positions = rows.shape[0], jnp.arange(anchor)[None]
-        _, taps, _ = target(context[:, :-1], positions, target.create_cache(1, 8), config.tap_ids)
-        cache = drafter.extend(drafter.create_cache(1, 16), taps, positions)
+        hidden, taps, _ = target(context[:, :-1], positions, target.create_cache(1, 8), drafter.config.tap_ids)
+        read = hidden if drafter.config.reads_final_hidden else taps
+        cache = drafter.extend(drafter.create_cache(1, 16), read, positions, target.embed(context[:, :-1]))
         cache = jax.tree.map(lambda x: jnp.repeat(x, n, axis=0), cache)
         head, at = drafter.draft_head(target), jnp.full((n,), anchor)
         proposal, _ = drafter.propose(target, head, cache, jnp.full((n,), context[0, -1]), at, sampling, rows)
@@ -163,9 +193,9 @@ def enumerate_case(monkeypatch, target, head: str | None, reduced: bool):
 
 
 @pytest.mark.parametrize("reduced", [False, True], ids=["whole", "reduced"])
-@pytest.mark.parametrize("head", [None, "vanilla", "gated", "rnn"])
-def test_law_is_the_targets(monkeypatch, law_target, head, reduced):
-    for i, (q, drafts, confidences, p) in enumerate(enumerate_case(monkeypatch, law_target, head, reduced)):
+@pytest.mark.parametrize("kind", [None, "vanilla", "gated", "rnn", "eagle3", "mtp"])
+def test_law_is_the_targets(monkeypatch, law_target, kind, reduced):
+    for i, (q, drafts, confidences, p) in enumerate(enumerate_case(monkeypatch, law_target, kind, reduced)):
         survival = to_survival(confidences)
         scaled = to_survival(confidences, (0.4, 3.0, 1.5))
         thresholds = [Threshold(float(np.median(survival[:, k]))) for k in range(1, G)]
@@ -175,7 +205,7 @@ def test_law_is_the_targets(monkeypatch, law_target, head, reduced):
         for lengths in chosen:
             law, target = law_by_enumeration(p, q, drafts, np.array(lengths))
             np.testing.assert_allclose(law, target, rtol=0, atol=EXACT)
-        if i == 0 and head:
+        if i == 0 and kind in HEADS:
             assert any(len(set(lengths)) > 1 for lengths in chosen), "lengths must depend on the drafts"
             law, target = law_by_enumeration(p, q, drafts, np.asarray(LookAhead().lengths(confidences)))
             assert np.abs(law - target).max() > 1e-4, "a policy that looks ahead must not pass"

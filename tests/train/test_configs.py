@@ -42,6 +42,20 @@ def test_sizes_out_of_range_are_refused(field, value):
         dataclasses.replace(RunConfig(out="x"), **{field: value})
 
 
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"kind": "eagle3", "num_layers": 1}, "markov_rank': 64"),
+        ({"kind": "eagle3", "markov_rank": 0}, "num_layers': 2"),
+        ({"kind": "mtp", "num_layers": 1, "markov_rank": 0}, r"tap_ids': \(1, 10, 19, 28\)"),
+        ({"kind": "mtp", "num_layers": 1, "markov_rank": 0, "tap_ids": (), "warm_start": (3,)}, r"warm_start': \(3,\)"),
+    ],
+)
+def test_what_an_autoregressive_drafter_lacks_is_refused(fields, says):
+    with pytest.raises(ValueError, match=f"drafter cannot have .*{says}.*expected"):
+        RunConfig(out="x", **fields)
+
+
 @pytest.mark.parametrize("name", ["", "empty.py", "nowhere.py"])
 def test_a_file_that_is_no_run_ends_with_one_line(tmp_path, monkeypatch, capsys, name):
     (tmp_path / "empty.py").write_text("run = 1\n")

@@ -49,7 +49,8 @@ def written_out(predictions, labels, weights):
     own = jnp.take_along_axis(q, labels.tokens[..., None], axis=-1)[..., 0]
     ce = jnp.where(own > 0, -jnp.log(jnp.where(own > 0, own, 1)), 0)
     l1 = jnp.abs(p - q).sum(-1)
-    terms = weights.ce * ce + weights.tv * l1
+    drafted = p[..., ids] * jnp.log(jnp.where(q[..., ids] > 0, q[..., ids], 1))
+    terms = weights.ce * ce + weights.tv * l1 - weights.soft * drafted.sum(-1)
     if predictions.confidence is not None:
         label, c = jax.lax.stop_gradient(1 - l1 / 2), jax.nn.sigmoid(predictions.confidence)
         terms -= weights.confidence * (label * jnp.log(c) + (1 - label) * jnp.log(1 - c))
@@ -73,7 +74,7 @@ SIZES = [("full", 1, 1, 8), ("full", 1, 130, 128), ("full", 7, 3, 2), *((kind, 3
 @pytest.mark.parametrize(("kind", "b", "n", "chunk"), SIZES)
 def test_chunked_equals_dense(kind, b, n, chunk):
     predictions, labels = rows(n, b=b, **KINDS[kind])
-    weights = LossWeights(0.3, 0.9, 0.7)
+    weights = LossWeights(0.3, 0.9, 0.7, soft=0.0 if kind == "full" else 0.5)
 
     @jax.jit
     def compute(predictions):
@@ -144,6 +145,25 @@ def test_one_block_of_four_by_hand():
     np.testing.assert_allclose(metrics["confidence"], mean(bce), rtol=TOLERANCE)
     np.testing.assert_allclose(metrics["accept"], [[0.75, 1, 0.75, 5 / 6]], rtol=TOLERANCE)
     np.testing.assert_allclose(loss, 0.1 * mean(ce) + 0.9 * mean(l1) + mean(bce), rtol=TOLERANCE)
+
+
+def test_training_time_test_by_hand():
+    # Cross-entropies of three steps to the target's distribution, each step weighing 0.8 of the one before.
+    p = [[0.5, 0.25, 0.25], [0.25, 0.25, 0.5], [0.25, 0.5, 0.25]]
+    q = [[0.25, 0.25, 0.5], [0.25, 0.25, 0.5], [0.5, 0.25, 0.25]]
+    entropies = [1.75 * math.log(2), 1.5 * math.log(2), 1.75 * math.log(2)]
+    weights = LossWeights.training_time_test(step_decay=0.8)
+    loss, metrics = dspark_loss(
+        Predictions(jnp.log(jnp.array([q])), None, None, None),
+        Labels(
+            jnp.log(jnp.array([p])), jnp.array([[0, 1, 2]]), weights.positions(3)[None], jnp.eye(3), jnp.eye(3), None
+        ),
+        weights,
+        chunk=2,
+    )
+    expected = sum(0.8**k * entropy for k, entropy in enumerate(entropies)) / (1 + 0.8 + 0.64)
+    np.testing.assert_allclose([loss, metrics["soft"]], [expected] * 2, rtol=TOLERANCE)
+    assert weights.step_decay == 0.8 and LossWeights().soft == 0
 
 
 def test_unknown_implementation():
