@@ -1,12 +1,13 @@
 """What is refused, and what runs with a hint."""
 
+import dataclasses
 import logging
 
 import numpy as np
 import pytest
 from flax import nnx
 
-from dspark_jax import Batch, DrafterConfig, DSpark, Generator, Request, check_pair, generate, speculative_generate
+from dspark_jax import Batch, DSpark, Generator, Request, check_pair, generate, speculative_generate
 
 
 @pytest.mark.parametrize(
@@ -78,8 +79,7 @@ def test_numpy_values_are_values(counting_target):
 
 
 def drafter_like(drafter: DSpark, **changes) -> DSpark:
-    fields = {name: getattr(drafter.config, name) for name in DrafterConfig.__dataclass_fields__}
-    return DSpark(DrafterConfig(**{**fields, **changes}), rngs=nnx.Rngs(0))
+    return DSpark(dataclasses.replace(drafter.config, **changes), rngs=nnx.Rngs(0))
 
 
 @pytest.mark.parametrize(
