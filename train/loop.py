@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -119,7 +120,7 @@ class Trainer:
         run: RunConfig,
         target: Decoder | None = None,
         tokenizer: ChatTokenizer | None = None,
-        devices: Sequence[jax.Device] | None = None,
+        devices: Sequence[Any] | None = None,
     ):
         """Builds models and data, and resumes from the last checkpoint in `run.out` if there is one.
 
@@ -238,7 +239,7 @@ class Trainer:
         pieces, t = self.data.pieces(step), self.run.seq_len
         lies = NamedSharding(self.mesh, P(ROWS)).addressable_devices_indices_map((len(pieces),))
         batches = {}
-        for first, last in {at[0].indices(len(pieces))[:2] for at in lies.values()}:
+        for first, last in {at[0].indices(len(pieces))[:2] for at in lies.values() if at}:
             batch = pack(self.data.documents, pieces[first:last], t)
             if self._features is not None:
                 batch = dataclasses.replace(batch, features=self._features.rows(pieces[first:last], t))

@@ -105,7 +105,7 @@ def target_probs(labels: Labels, hidden: jax.Array, normalizer: jax.Array | None
 
 def target_table(labels: Labels, hidden: jax.Array, normalizer: jax.Array | None, chunk: int) -> jax.Array:
     """`target_probs` at all positions [b, t, d], `chunk` positions at a time."""
-    split, join = _in_chunks(*hidden.shape[:2], chunk)
+    split, join = _in_chunks(hidden.shape[0], hidden.shape[1], chunk)
     return join(jax.lax.map(lambda rows: target_probs(labels, *rows), jax.tree.map(split, (hidden, normalizer))))
 
 
@@ -180,7 +180,7 @@ def chunked_sums(predictions: Predictions, labels: Labels, scale: jax.Array, chu
 
 
 def _chunked(predictions: Predictions, labels: Labels, scale: jax.Array, chunk: int, gradients: bool):
-    split, join = _in_chunks(*labels.tokens.shape, chunk)
+    split, join = _in_chunks(labels.tokens.shape[0], labels.tokens.shape[1], chunk)
     table, where = labels.shared or (None, None)
     per_row = (
         predictions.hidden, predictions.latent, predictions.confidence,
