@@ -13,8 +13,8 @@ import numpy as np
 from dspark_jax.calibration.metrics import BINS, Measures, measure
 from dspark_jax.calibration.records import Records
 from dspark_jax.calibration.scaling import MINIMUM, Objective, fit_temperatures
-from dspark_jax.calibration.whole_file import whole_file
 from dspark_jax.checkpoints.json_file import read_json
+from dspark_jax.whole_file import whole_file
 
 KEYS = ("temperatures", "sts_temperatures")
 """The name SGLang, sglang-jax and this library write, and the one TensorRT-LLM writes."""

@@ -10,7 +10,7 @@ from dspark_jax.calibration.drift import Drift
 from dspark_jax.calibration.metrics import expected_calibration_error, reliability
 from dspark_jax.calibration.records import Records
 from dspark_jax.calibration.survival import to_survival_twin
-from dspark_jax.calibration.whole_file import whole_file
+from dspark_jax.whole_file import whole_file
 
 BEFORE, AFTER = "#b0b0b0", "#1b6ca8"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dspark_jax.calibration.whole_file import whole_file
+from dspark_jax.whole_file import whole_file
 
 if TYPE_CHECKING:  # decoding imports policies, and those may import calibration
     from dspark_jax.decoding.generate import Generation, Request

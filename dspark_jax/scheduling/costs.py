@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dspark_jax.calibration.whole_file import whole_file
 from dspark_jax.checkpoints.json_file import read_json
+from dspark_jax.whole_file import whole_file
 
 
 @dataclass(frozen=True)

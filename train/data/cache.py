@@ -15,6 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from dspark_jax.whole_file import whole_file
 from train.data.files import find_files, read_rows
 from train.data.rows import Counts, Encoded, RowReader
 from train.data.store import FILES, TokenStore, add_crc
@@ -125,9 +126,8 @@ def _commit(directory: Path, note: Note, counts: Counts, out: dict[str, Any]) ->
         file.flush()
         os.fsync(file.fileno())
     note.counts = asdict(counts)
-    work = directory / "note.tmp"
-    work.write_text(json.dumps(asdict(note), indent=1) + "\n")
-    os.replace(work, directory / "note.json")
+    with whole_file(directory / "note.json") as work:
+        work.write_text(json.dumps(asdict(note), indent=1) + "\n")
 
 
 def _read_note(directory: Path, of: dict[str, Any]) -> Note:
