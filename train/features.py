@@ -3,7 +3,6 @@
 import errno
 import json
 import math
-import os
 import shutil
 import zlib
 from collections.abc import Sequence
@@ -16,7 +15,8 @@ import numpy as np
 from flax import nnx
 
 from dspark_jax.models.decoder import Decoder
-from train.data import Document, Piece, first_fit, pack
+from dspark_jax.whole_file import whole_file
+from train.data import Document, Piece, TokenStore, first_fit, pack
 from train.step import target_features
 
 
@@ -41,18 +41,21 @@ class FeatureCache:
           ValueError: a document longer than a row, or features in `directory` that are cut short, or of other documents
             or taps, or of another target; OSError: the disk has no room for them.
         """
-        if long := [i for i, (tokens, _) in enumerate(documents) if len(tokens) > seq_len]:
-            raise ValueError(f"documents {long[:5]} are longer than seq_len {seq_len}; raise it or use live features.")
+        documents = TokenStore.of(documents)
+        if len(long := np.flatnonzero(documents.lengths > seq_len)):
+            raise ValueError(
+                f"documents {long[:5].tolist()} are longer than seq_len {seq_len}; raise it or use live features."
+            )
         directory.mkdir(parents=True, exist_ok=True)
         graph, params = nnx.split(target)
-        of = _fingerprint(params)
         self.hidden_size = target.config.hidden_size
-        self.starts = np.cumsum([0, *(len(tokens) for tokens, _ in documents)])
+        self.starts = np.concatenate([[0], documents.ends])
         note = directory / "done.json"
-        done = json.loads(note.read_text()) if note.is_file() else _note([], tap_ids, of)
-        have = done["documents"]
-        here = _note(documents[:have], tap_ids, of)
-        if done != here:
+        empty = {"documents": 0, "crc": 0, "lengths": 0, "taps": list(tap_ids), "target": _fingerprint(params)}
+        there = json.loads(note.read_text()) if note.is_file() else empty
+        have = there["documents"]
+        known = _with(empty, documents, 0, min(have, len(documents)))
+        if there != known:
             raise ValueError(
                 f"{directory} holds features of other documents or taps, or of another target; delete it to compute "
                 "them anew."
@@ -72,7 +75,7 @@ class FeatureCache:
             normalizers = jax.lax.map(lambda row: jax.nn.logsumexp(target.logits(row), axis=-1), rounded)
             return stored, normalizers
 
-        waiting = first_fit([Piece(i, 0, len(documents[i][0])) for i in range(have, len(documents))], seq_len, 1)
+        waiting = first_fit([Piece(i, 0, int(documents.lengths[i])) for i in range(have, len(documents))], seq_len, 1)
         for first in range(0, len(waiting), rows):
             chunk = waiting[first : first + rows]
             out = jax.device_get(run(params, pack(documents, chunk + [[]] * (rows - len(chunk)), seq_len)))
@@ -85,10 +88,10 @@ class FeatureCache:
                     at += piece.count
             self.array.flush()
             self.normalizers.flush()
-            have = chunk[-1][-1].document + 1
-            work = note.with_suffix(".tmp")
-            work.write_text(json.dumps(_note(documents[:have], tap_ids, of)))
-            os.replace(work, note)
+            done = chunk[-1][-1].document + 1
+            known, have = _with(known, documents, have, done), done
+            with whole_file(note) as work:
+                work.write_text(json.dumps(known))
             print(f"target features: {have} of {len(documents)} documents", flush=True)
 
     def rows(self, rows: Sequence[Sequence[Piece]], seq_len: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -128,10 +131,9 @@ def _fingerprint(params: nnx.State) -> int:
     return crc
 
 
-def _note(documents: Sequence[Document], tap_ids: Sequence[int], target: int) -> dict:
-    """What features belong to: the documents' number, tokens and lengths, the taps, and the target."""
-    crc = 0
-    for tokens, _ in documents:
-        crc = zlib.crc32(tokens.tobytes(), crc)
-    lengths = zlib.crc32(np.array([len(tokens) for tokens, _ in documents], np.int64).tobytes())
-    return {"documents": len(documents), "crc": crc, "lengths": lengths, "taps": list(tap_ids), "target": target}
+def _with(note: dict, documents: TokenStore, first: int, last: int) -> dict:
+    """The note, once features of documents first .. last are in: checksums of their tokens and of their lengths."""
+    start, end = (int(documents.ends[i - 1]) if i else 0 for i in (first, last))
+    crc = zlib.crc32(documents.tokens[start:end].data, note["crc"])
+    lengths = zlib.crc32(documents.lengths[first:last].astype(np.int64).data, note["lengths"])
+    return {**note, "documents": last, "crc": crc, "lengths": lengths}

@@ -48,7 +48,7 @@ def test_cached_features_are_the_live_ones_in_bfloat16(tmp_path, tiny_target):
 def test_a_killed_pass_goes_on_where_it_stopped(tmp_path, tiny_target, monkeypatch, capsys):
     whole = np.array(cache(tmp_path / "whole", tiny_target).array)
     passes = capsys.readouterr().out.splitlines()
-    replace, calls = features.os.replace, []
+    replace, calls = os.replace, []
 
     def killed(*args):
         calls.append(args)
@@ -56,7 +56,7 @@ def test_a_killed_pass_goes_on_where_it_stopped(tmp_path, tiny_target, monkeypat
             raise KeyboardInterrupt
         replace(*args)
 
-    monkeypatch.setattr(features.os, "replace", killed)
+    monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         cache(tmp_path / "killed", tiny_target)
     monkeypatch.undo()

@@ -37,7 +37,9 @@ class TokenStore(Sequence[Document]):
 
     @classmethod
     def of(cls, documents: Iterable[tuple[Sequence[int] | np.ndarray, np.ndarray]]) -> "TokenStore":
-        """Documents from their tokens and masks."""
+        """Documents from their tokens and masks; a store is itself."""
+        if isinstance(documents, TokenStore):
+            return documents
         encoded = [(tokens, flips_of(np.asarray(supervised))) for tokens, supervised in documents]
         return cls.of_flips(encoded)
 
