@@ -67,12 +67,15 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
 
 def placer(mesh: Mesh) -> Callable[[str, np.ndarray], jax.Array]:
     """Puts arrays, by name, on a mesh; every process needs the whole array and keeps its part."""
+    return lambda name, array: spread(array, NamedSharding(mesh, spec_of(name, array.shape, mesh)))
 
-    def place(name: str, array: np.ndarray) -> jax.Array:
-        sharding = NamedSharding(mesh, spec_of(name, array.shape, mesh))
-        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
-    return place
+def spread(x: jax.Array | np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """An array, whole in every process or on the mesh already, as `sharding` says; what lies so is not copied."""
+    if isinstance(x, jax.Array) and (x.sharding.is_equivalent_to(sharding, x.ndim) or not x.is_fully_addressable):
+        return jax.device_put(x, sharding)
+    host = np.asarray(x)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
 def constrain(x: jax.Array, *axes: Any) -> jax.Array:
@@ -85,10 +88,10 @@ def by_rows(x: jax.Array) -> jax.Array:
     return constrain(x, ROWS, *(None,) * (jnp.ndim(x) - 1))
 
 
-def row_shards() -> int:
-    """Devices that share the rows of a batch, 1 without a mesh."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in ROWS)
+def row_shards(mesh: Mesh | None = None) -> int:
+    """Devices that share the rows of a batch, on the mesh in use where none is given; 1 without a mesh."""
+    shape = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).shape
+    return math.prod(shape.get(axis, 1) for axis in ROWS)
 
 
 def dotted(path: Sequence[Any]) -> str:

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -26,8 +24,9 @@ from dspark_jax.drafters.dspark import DSpark
 from dspark_jax.drafters.kinds import AnyDrafter, AnyDrafterConfig, build_drafter
 from dspark_jax.drafters.vocabulary import DraftIds
 from dspark_jax.models.decoder import Decoder, check_taps
-from dspark_jax.sharding import ROWS, dotted, make_mesh, placer, shardings, spec_of
+from dspark_jax.sharding import ROWS, make_mesh, placer, row_shards, shardings, spread
 from dspark_jax.tokenizer import ChatTokenizer
+from dspark_jax.whole_file import whole_file
 from train.config import RunConfig
 from train.data import PackedData, RowReader, TokenStore, cached_documents, frequent_tokens, pack, read_ahead
 from train.distributed import is_main
@@ -135,9 +134,10 @@ class Trainer:
         self.run = run
         self.out = Path(run.out).absolute()
         self.mesh = make_mesh(run.mesh, devices)
-        if run.batch_size % (shards := math.prod(self.mesh.shape[axis] for axis in ROWS)):
+        self._row_sharding, self.shards = NamedSharding(self.mesh, P(ROWS)), row_shards(self.mesh)
+        if run.batch_size % self.shards:
             raise ValueError(
-                f"batch_size {run.batch_size} does not divide over the {shards} devices of data and fsdp; mesh is "
+                f"batch_size {run.batch_size} does not divide over the {self.shards} devices of data and fsdp; mesh is "
                 f"{dict(self.mesh.shape)}."
             )
         if target is None:
@@ -201,7 +201,7 @@ class Trainer:
         until = self.run.steps if until is None else until
         pending, last = None, {}
         first, started = self.step, time.perf_counter()
-        with closing(read_ahead(self._rows, first, until)) as batches, jax.set_mesh(self.mesh):
+        with closing(read_ahead(self._parts, first, until)) as batches, jax.set_mesh(self.mesh):
             for step in range(first, until):
                 batch = self._lay(next(batches))
                 self.state, metrics = self._step(self.state, self._frozen, self._target, batch)
@@ -221,43 +221,37 @@ class Trainer:
 
     def _put(self, tree):
         """Arrays, the same in every process, onto the mesh."""
-        place = placer(self.mesh)
-
-        def put(path, x) -> jax.Array:
-            if isinstance(x, jax.Array) and not x.is_fully_addressable:
-                return jax.device_put(x, NamedSharding(self.mesh, spec_of(dotted(path), x.shape, self.mesh)))
-            return place(dotted(path), np.asarray(x))
-
-        return jax.tree_util.tree_map_with_path(put, tree)
+        return jax.tree.map(spread, tree, shardings(tree, self.mesh))
 
     def _batch(self, step: int) -> TokenBatch:
         """The batch of an update, on the mesh."""
-        return self._lay(self._rows(step))
+        return self._lay(self._parts(step))
 
-    def _rows(self, step: int) -> dict[tuple[int, int], TokenBatch]:
-        """An update's rows first .. last of each device of this process."""
-        pieces, t = self.data.pieces(step), self.run.seq_len
-        lies = NamedSharding(self.mesh, P(ROWS)).addressable_devices_indices_map((len(pieces),))
-        batches = {}
-        for first, last in {at[0].indices(len(pieces))[:2] for at in lies.values() if at}:
-            batch = pack(self.data.documents, pieces[first:last], t)
-            if self._features is not None:
-                batch = dataclasses.replace(batch, features=self._features.rows(pieces[first:last], t))
-            batches[first, last] = batch
-        return batches
+    def _parts(self, step: int) -> dict[int, TokenBatch]:
+        """What devices of this process hold of an update's batch: by number, of as many parts as devices share rows."""
+        lies = self._row_sharding.addressable_devices_indices_map((self.run.batch_size,))
+        return {part: self._part(step, part) for part in {self._number(at) for at in lies.values()}}
 
-    def _lay(self, rows: dict[tuple[int, int], TokenBatch]) -> TokenBatch:
-        """The global batch that the rows of all processes make together."""
-        b, (like, *_) = self.run.batch_size, rows.values()
-        leaves = {which: jax.tree.leaves(batch) for which, batch in rows.items()}
+    def _part(self, step: int, part: int) -> TokenBatch:
+        pieces, t = self.data.pieces(step, part, self.shards), self.run.seq_len
+        batch = pack(self.data.documents, pieces, t)
+        return batch if self._features is None else dataclasses.replace(batch, features=self._features.rows(pieces, t))
 
-        def array(i: int, part: np.ndarray) -> jax.Array:
-            lies = NamedSharding(self.mesh, P(ROWS))
-            of = lambda at: leaves[at[0].indices(b)[:2]][i]  # noqa: E731
-            return jax.make_array_from_callback((b, *part.shape[1:]), lies, of)
+    def _number(self, at: tuple[slice, ...] | None) -> int:
+        """The part that stands at these indices of a batch."""
+        assert at is not None
+        return (at[0].start or 0) * self.shards // self.run.batch_size
 
-        parts, structure = jax.tree.flatten(like)
-        return jax.tree.unflatten(structure, [array(i, part) for i, part in enumerate(parts)])
+    def _lay(self, parts: dict[int, TokenBatch]) -> TokenBatch:
+        """The global batch that the parts of all processes make together."""
+        leaves = {number: jax.tree.leaves(part) for number, part in parts.items()}
+
+        def array(i: int, like: np.ndarray) -> jax.Array:
+            shape = (self.run.batch_size, *like.shape[1:])
+            return jax.make_array_from_callback(shape, self._row_sharding, lambda at: leaves[self._number(at)][i])
+
+        like, structure = jax.tree.flatten(next(iter(parts.values())))
+        return jax.tree.unflatten(structure, [array(i, x) for i, x in enumerate(like)])
 
     def _build(self, documents) -> AnyDrafter:
         run = self.run
@@ -309,10 +303,9 @@ class Trainer:
         """Drops the lines of steps that a killed run took after its last checkpoint, and that come again."""
         path = self.out / "metrics.jsonl"
         if is_main() and path.is_file():
-            work = path.with_suffix(".tmp")
             lines = path.read_text().splitlines(keepends=True)
-            work.write_text("".join(line for line in lines if line.endswith("\n") and 0 < _step(line) <= step))
-            os.replace(work, path)
+            with whole_file(path) as work:
+                work.write_text("".join(line for line in lines if line.endswith("\n") and 0 < _step(line) <= step))
 
     def _log(self, step: int, metrics: dict[str, jax.Array], seconds: float) -> dict[str, float]:
         values = {k: v.tolist() for k, v in jax.device_get(metrics).items()}

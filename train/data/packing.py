@@ -22,11 +22,11 @@ class PackedData:
     """Documents packed first-fit into rows of `seq_len` tokens, reshuffled every epoch.
 
     A document longer than a row is cut into pieces, each a document of its own. An update's rows do not depend on how
-    many processes share them: each takes its part of them.
+    many devices share them: each takes its part of them.
     """
 
     def __init__(self, documents: Sequence[Document], seq_len: int, batch_size: int, seed: int):
-        self.documents = documents if isinstance(documents, TokenStore) else TokenStore.of(documents)
+        self.documents = TokenStore.of(documents)
         self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
         self._rows = lru_cache(maxsize=2)(self._pack)
 
@@ -45,30 +45,30 @@ class PackedData:
         """Checksum of the documents: tokens, lengths and masks."""
         return self.documents.crc
 
-    def pieces(self, step: int, process: int = 0, processes: int = 1) -> list[list[Piece]]:
+    def pieces(self, step: int, part: int = 0, parts: int = 1) -> list[list[Piece]]:
         """What the rows of an update's batch are made of; the same for the same (seed, step).
 
         Args:
-          process: which part of the rows, of `processes` equal ones.
+          part: which of `parts` equal parts of the rows.
 
         Raises:
           ValueError: the rows of a batch cannot be shared equally.
         """
-        if self.batch_size % processes or not 0 <= process < processes:
+        if self.batch_size % parts or not 0 <= part < parts:
             raise ValueError(
-                f"batch_size {self.batch_size} is not shared equally by {processes} processes; make it a multiple."
+                f"batch_size {self.batch_size} is not shared equally by {parts} devices; make it a multiple."
             )
         epoch, inside = divmod(step, self.steps_per_epoch)
         pieces, ends = self._rows(epoch)
-        share = self.batch_size // processes
-        first = inside * self.batch_size + process * share
+        share = self.batch_size // parts
+        first = inside * self.batch_size + part * share
         rows = [i % len(ends) for i in range(first, first + share)]
         starts = [int(ends[i - 1]) if i else 0 for i in rows]
         return [[Piece(*p) for p in pieces[a : ends[i]].tolist()] for a, i in zip(starts, rows, strict=True)]
 
-    def batch(self, step: int, process: int = 0, processes: int = 1) -> TokenBatch:
-        """The batch of an update, or a process's rows of it."""
-        return pack(self.documents, self.pieces(step, process, processes), self.seq_len)
+    def batch(self, step: int, part: int = 0, parts: int = 1) -> TokenBatch:
+        """The batch of an update, or a part of its rows."""
+        return pack(self.documents, self.pieces(step, part, parts), self.seq_len)
 
     def _pack(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """All pieces [n, 3] of an epoch, row by row, and where each row's end."""
