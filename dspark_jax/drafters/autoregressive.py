@@ -91,10 +91,7 @@ class Autoregressive(DraftVocabulary):
         The rows of drafts are parked in the cache's slots from the anchor's on. A later block sees none of them: its
         own rows, and the context of the tokens accepted, are written there before.
         """
-        c = self.config
-        g = c.block_size if block_size is None else block_size
-        if not 0 < g <= c.block_size:
-            raise ValueError(f"block_size must be within 1..{c.block_size}, the size trained for; got {g}.")
+        g = self.drafts(block_size)
 
         def body(carry, inputs):
             token, state, context = carry

@@ -97,9 +97,7 @@ class DSpark(DraftVocabulary):
     ) -> tuple[Proposal, DenseCache]:
         """Drafts one block a row (equation 4). See `Drafter.propose`."""
         c = self.config
-        g = c.block_size if block_size is None else block_size
-        if not 0 < g <= c.block_size:
-            raise ValueError(f"block_size must be within 1..{c.block_size}, the size trained for; got {g}.")
+        g = self.drafts(block_size)
         masks = jnp.full((anchor.shape[0], c.block_size + c.first_slot - 1), c.mask_token_id, anchor.dtype)
         embedded = target.embed(jnp.concatenate([anchor[:, None], masks], axis=1))
         hidden, cache = self.backbone(cache, embedded, position)

@@ -25,6 +25,18 @@ class DraftVocabulary(nnx.Module):
         reduced = config.draft_vocab_size
         self.draft_ids = DraftIds(jnp.arange(reduced, dtype=jnp.int32)) if reduced else None
 
+    def drafts(self, block_size: int | None) -> int:
+        """Drafts of a block that was asked for, None for as many as the drafter was trained for.
+
+        Raises:
+          ValueError: none, or more than that.
+        """
+        most = self.config.block_size
+        g = most if block_size is None else block_size
+        if not 0 < g <= most:
+            raise ValueError(f"block_size must be within 1..{most}, the size trained for; got {g}.")
+        return g
+
     @property
     def rows(self) -> jax.Array | None:
         """Target ids [draft_rows] of what is drawn from, or None where it is every token."""
