@@ -29,7 +29,7 @@ from rich.table import Table
 
 from dspark_jax.calibration.records import Records, read_records
 from dspark_jax.calibration.scaling import fit_temperatures
-from dspark_jax.calibration.survival import to_survival, to_survival_twin
+from dspark_jax.calibration.survival import sigmoid, to_survival
 from dspark_jax.cli.models import ModelOptions
 from dspark_jax.scheduling import (
     EarlyStop,
@@ -188,13 +188,11 @@ def loop(logits: np.ndarray, past: np.ndarray, sizes: Sequence[int], costs: Step
 
 def gaps(costs: StepCosts, records: Records, requests: Sequence[int], rounds: int) -> Table:
     """Throughput of every policy as a share of the oracle's, on recorded rounds."""
-    if (records.scheduled < records.block_size).any():
-        records = records.where(records.scheduled == records.block_size)
+    records = records.where(records.scheduled == records.block_size)
     g, parts = records.block_size, [records.of_domain(d) for d in records.domains]
     shortest = min(map(len, parts))
     temperatures = fit_temperatures(records).temperatures
-    joint = [to_survival_twin(part.confidence_logits[:shortest], temperatures) for part in parts]
-    confidence = [s / np.concatenate([np.ones((len(s), 1)), s[:, :-1]], axis=1) for s in joint]
+    confidence = [sigmoid(part.confidence_logits[:shortest] / np.array(temperatures)) for part in parts]
     blocks = Blocks.recorded(confidence, [part.accepted[:shortest] for part in parts])
     families: dict[str, list[Policy]] = {
         "none": [Plain()],

@@ -155,10 +155,10 @@ def _sums(predictions: Predictions, labels: Labels, scale: jax.Array) -> tuple[j
     l1 = jnp.sum(jnp.abs(jnp.exp(log_q) - p), axis=-1) + outside
     accept = jnp.clip(1 - l1 / 2, 0, 1)
     w = labels.weight
-    sums = [jnp.sum(ce * w), jnp.sum(l1 * w), jnp.zeros(()), *([jnp.zeros(())] * (len(scale) - 3))]
+    sums = [jnp.sum(ce * w), jnp.sum(l1 * w), jnp.zeros(())]
     if len(scale) > 3:
         # What no draft can be has no mass or no logit, and takes no part.
-        sums[3] = -jnp.sum(w[..., None] * jnp.where(p > 0, p * log_q, 0.0))
+        sums.append(-jnp.sum(w[..., None] * jnp.where(p > 0, p * log_q, 0.0)))
     if predictions.confidence is not None:
         label, x = jax.lax.stop_gradient(accept), predictions.confidence
         sums[2] = jnp.sum(w * (jax.nn.softplus(x) - label * x))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dspark_jax.calibration.survival import sigmoid
 from dspark_jax.scheduling.costs import StepCosts
 from dspark_jax.scheduling.policies import Outcome, Policy
 from dspark_jax.scheduling.pool import Round
@@ -70,7 +71,7 @@ class Blocks:
                 hardness[t] = persistence * hardness[t - 1] + np.sqrt(1 - persistence**2) * new if t else new
             own = rng.normal(size=(rounds, len(typical)))
             odds.append(np.log(typical / (1 - typical)) + spread * (hardness[:, None] + own) / np.sqrt(2))
-        return cls(*(tuple(_sigmoid(factor * o) for o in odds) for factor in (boast, 1.0)))
+        return cls(*(tuple(sigmoid(factor * o) for o in odds) for factor in (boast, 1.0)))
 
     @classmethod
     def recorded(cls, confidence: Sequence[np.ndarray], accepted: Sequence[np.ndarray]) -> "Blocks":
@@ -230,7 +231,3 @@ def _tell(policy: Policy, state, round: Round, outcome: Outcome, drafts):
     """The policy's memory after the round."""
     told = partial(policy.update, state, round)
     return jax.lax.cond(drafts, lambda: told(outcome), lambda: told(None))
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
