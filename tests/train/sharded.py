@@ -1,6 +1,7 @@
-"""Gradients of the tiny run on several meshes, in a process of its own: `python -m tests.train.sharded OUT`."""
+"""Gradients of the tiny run on several meshes, in its own process: `python -m tests.train.sharded TARGET DATA OUT`."""
 
 import dataclasses
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -27,8 +28,14 @@ def main(out: Path, run) -> None:
             gradient, metrics = step(state.params, state.step, trainer._frozen, trainer._target, trainer._batch(0))
         leaves = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path((gradient, metrics))}
         np.savez(out / f"{'x'.join(map(str, shape))}.npz", **jax.device_get(leaves))
-        last = trainer.train(until=2)
-        np.savez(out / f"{'x'.join(map(str, shape))}_after.npz", **last)
+        np.savez(out / f"{'x'.join(map(str, shape))}_after.npz", **trainer.train(until=2))
+    # The run of 2 x 2 x 2 goes on there, and on four devices.
+    shutil.copytree(out / "2x2x2", out / "fewer")
+    for name, shape in (("2x2x2", (2, 2, 2)), ("fewer", (1, 4, 1))):
+        again = dataclasses.replace(run, out=str(out / name), mesh=shape)
+        trainer = Trainer(again, devices=jax.devices()[: int(np.prod(shape))])
+        assert trainer.step == 2
+        np.savez(out / f"{name}_resumed.npz", **trainer.train(until=4))
 
 
 if __name__ == "__main__":

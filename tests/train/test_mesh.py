@@ -45,6 +45,12 @@ def test_updates_go_on_alike(computed, name):
     np.testing.assert_allclose(many["loss"], one["loss"], rtol=1e-4)
 
 
+def test_a_run_goes_on_with_fewer_devices(computed):
+    same, fewer = (np.load(computed / f"{which}_resumed.npz") for which in ("2x2x2", "fewer"))
+    for key in same.files:
+        np.testing.assert_allclose(fewer[key], same[key], atol=TOLERANCE, rtol=TOLERANCE, err_msg=key)
+
+
 @pytest.mark.parametrize("shape", [(3, 1, 1), (-1, -1, 1), (1, 1), (0, 1, 1), (2, 1, 1)])
 def test_a_mesh_that_does_not_fit_is_refused(shape):
     with pytest.raises(ValueError, match="mesh must be sizes of data, fsdp, tensor whose product is the 1 devices"):
