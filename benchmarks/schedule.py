@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dspark_jax.calibration.records import Records, read_records
-from dspark_jax.calibration.scaling import fit_temperatures
+from dspark_jax.calibration.scaling import fit_scaling
 from dspark_jax.calibration.survival import sigmoid, to_survival
 from dspark_jax.cli.models import ModelOptions
 from dspark_jax.scheduling import (
@@ -191,8 +191,8 @@ def gaps(costs: StepCosts, records: Records, requests: Sequence[int], rounds: in
     records = records.where(records.scheduled == records.block_size)
     g, parts = records.block_size, [records.of_domain(d) for d in records.domains]
     shortest = min(map(len, parts))
-    temperatures = fit_temperatures(records).temperatures
-    confidence = [sigmoid(part.confidence_logits[:shortest] / np.array(temperatures)) for part in parts]
+    scaling = fit_scaling(records, shifts=True).scaling
+    confidence = [sigmoid(scaling(part.confidence_logits[:shortest].astype(np.float64))) for part in parts]
     blocks = Blocks.recorded(confidence, [part.accepted[:shortest] for part in parts])
     families: dict[str, list[Policy]] = {
         "none": [Plain()],
@@ -203,7 +203,8 @@ def gaps(costs: StepCosts, records: Records, requests: Sequence[int], rounds: in
         "LaggedCapacity, memory 0.9": [LaggedCapacity(costs, memory=0.9)],
         "Gate, EarlyStop": [Gate(EarlyStop(costs), costs)],
         "Gate, LaggedCapacity 0.9": [Gate(LaggedCapacity(costs, memory=0.9), costs)],
-        "oracle": [Oracle(costs)],
+        # An oracle knows the survival of drafts only once it has drafted; under load not to draft may be better.
+        "oracle": [Oracle(costs), Plain()],
     }
     table = Table(title=f"tokens/s over the oracle's, {shortest} rounds a domain of {', '.join(records.domains)}")
     table.add_column("")

@@ -6,8 +6,8 @@ from dspark_jax.calibration.drift import Drift, Scheduler, measure_drift
 from dspark_jax.calibration.fingerprint import drafter_fingerprint
 from dspark_jax.calibration.metrics import Measures, measure
 from dspark_jax.calibration.records import Records, join, read_records, record_rounds, write_records
-from dspark_jax.calibration.scaling import Scaling, fit_temperatures
-from dspark_jax.calibration.survival import to_survival
+from dspark_jax.calibration.scaling import fit_scaling
+from dspark_jax.calibration.survival import Scaling, to_survival
 
 __all__ = [
     "Calibration",
@@ -18,7 +18,7 @@ __all__ = [
     "Scheduler",
     "calibrate",
     "drafter_fingerprint",
-    "fit_temperatures",
+    "fit_scaling",
     "join",
     "measure",
     "measure_drift",

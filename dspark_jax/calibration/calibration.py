@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import numpy as np
 
 from dspark_jax.calibration.metrics import BINS, Measures, measure
 from dspark_jax.calibration.records import Records
-from dspark_jax.calibration.scaling import MINIMUM, Objective, fit_temperatures
+from dspark_jax.calibration.scaling import MINIMUM, Objective, fit_scaling
+from dspark_jax.calibration.survival import Scaling
 from dspark_jax.checkpoints.json_file import read_json
 from dspark_jax.whole_file import whole_file
 
@@ -37,13 +37,14 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """Temperatures and their provenance.
+    """A scaling and its provenance.
 
     Attributes:
-      temperatures: [g], positive.
+      temperatures: [g], positive, fitted without shifts: what servers read that know no others.
+      platt: temperatures and shifts fitted together, None if they were not; takes the place of `temperatures` here.
       dataset: what they were fitted on; num_samples: rounds fitted on.
-      ece_before, ece_after: ECE of survival by position on held-out prompts; shorter than g where the last positions
-        were never verified, empty if unknown.
+      ece_before, ece_after: ECE of survival by position on held-out prompts, raw and under `scaling`; shorter than g
+        where the last positions were never verified, empty if unknown.
       objective: what the fit minimised, "" if unknown; bins: of the ECE.
       split: how prompts were divided, None if unknown.
       drafter: fingerprint of the drafter, "" if unknown.
@@ -51,10 +52,11 @@ class Calibration:
       warnings: what to know about single positions.
 
     Raises:
-      ValueError: no temperature, or one that is no positive finite number.
+      ValueError: no temperature, one that is no positive finite number, or `platt` of another length.
     """
 
     temperatures: tuple[float, ...]
+    platt: Scaling | None = None
     dataset: str = ""
     num_samples: int = 0
     ece_before: tuple[float, ...] = ()
@@ -67,13 +69,17 @@ class Calibration:
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.temperatures:
-            raise ValueError("a calibration needs at least one temperature, got none.")
-        if not all(math.isfinite(t) and t > 0 for t in self.temperatures):
-            raise ValueError(f"temperatures must be positive and finite, got {list(self.temperatures)}.")
+        g = len(Scaling(self.temperatures).temperatures)
+        if self.platt is not None and len(self.platt.temperatures) != g:
+            raise ValueError(f"platt holds {len(self.platt.temperatures)} positions and temperatures {g}.")
 
-    def temperatures_for(self, block_size: int, drafter: str = "") -> tuple[float, ...]:
-        """The temperatures of the first `block_size` positions: the fit goes left to right, so any prefix stands alone.
+    @property
+    def scaling(self) -> Scaling:
+        """What this library applies."""
+        return Scaling(self.temperatures) if self.platt is None else self.platt
+
+    def scaling_for(self, block_size: int, drafter: str = "") -> Scaling:
+        """The scaling of the first `block_size` positions.
 
         Args:
           drafter: fingerprint of the drafter about to run; "" leaves it unchecked, as it is where the file names none.
@@ -86,26 +92,22 @@ class Calibration:
                 f"these temperatures were fitted for drafter {self.drafter}, this one is {drafter}. Calibrate it: "
                 "`dspark evaluate DATA --records FILE`, then `dspark calibrate FILE`."
             )
-        if len(self.temperatures) < block_size:
-            raise ValueError(
-                f"{len(self.temperatures)} temperatures for {block_size} draft positions; calibrate records of blocks "
-                f"of {block_size}, or pass --block-size {len(self.temperatures)}."
-            )
-        return self.temperatures[:block_size]
+        return self.scaling.first(block_size)
 
 
 def calibrate(
     records: Records,
     *,
+    shifts: bool = True,
     objective: Objective = "ece",
     held_out: float = 0.5,
     seed: int = 0,
     bins: int = BINS,
     minimum: int = MINIMUM,
 ) -> Calibration:
-    """Fits temperatures on some prompts and measures them on the others, for every domain and for the mix.
+    """Fits a scaling on some prompts and measures it on the others, for every domain and for the mix.
 
-    See `fit_temperatures` and `Records.split`.
+    See `fit_scaling` and `Records.split`.
 
     Raises:
       ValueError: a drafter without a confidence head, or too few prompts to split.
@@ -113,13 +115,15 @@ def calibrate(
     if len(records) and np.isposinf(records.confidence_logits).all():
         raise ValueError("every confidence is exactly 1: this drafter has no confidence head, nothing to calibrate.")
     fitted, measured = records.split(held_out, seed)
-    scaling = fit_temperatures(fitted, objective=objective, bins=bins, minimum=minimum)
-    for warning in scaling.warnings:
+    fit = fit_scaling(fitted, objective=objective, bins=bins, minimum=minimum)
+    for warning in fit.warnings:
         log.warning("%s.", warning)
-    measures = measure_domains(measured, scaling.temperatures, bins)
+    platt = fit_scaling(fitted, shifts=True, minimum=minimum).scaling if shifts else None
+    measures = measure_domains(measured, platt or fit.scaling, bins)
     before, after = measures[ALL]
     return Calibration(
-        temperatures=scaling.temperatures,
+        temperatures=fit.scaling.temperatures,
+        platt=platt,
         dataset="+".join(records.domains),
         num_samples=len(fitted),
         ece_before=_known(before.ece),
@@ -129,18 +133,16 @@ def calibrate(
         split=Split(held_out, seed, len(np.unique(fitted.prompt)), len(np.unique(measured.prompt))),
         drafter=records.drafter,
         measures=measures,
-        warnings=scaling.warnings,
+        warnings=fit.warnings,
     )
 
 
-def measure_domains(
-    records: Records, temperatures: Sequence[float], bins: int = BINS
-) -> dict[str, tuple[Measures, Measures]]:
-    """{domain: (raw, under temperatures)}, the mix of all domains first."""
+def measure_domains(records: Records, scaling: Scaling, bins: int = BINS) -> dict[str, tuple[Measures, Measures]]:
+    """{domain: (raw, under the scaling)}, the mix of all domains first."""
     measures = {}
     for name, part in {ALL: records, **{d: records.of_domain(d) for d in records.domains}}.items():
-        before, after = measure(part, bins=bins), measure(part, temperatures, bins)
-        # A temperature keeps the order of confidences; anything else would be a bug.
+        before, after = measure(part, bins=bins), measure(part, scaling, bins)
+        # A scaling keeps the order of confidences; anything else would be a bug.
         assert np.array_equal(before.confidence_auc, after.confidence_auc, equal_nan=True)
         measures[name] = before, after
     return measures
@@ -171,6 +173,7 @@ def read_calibration(path: str | Path) -> Calibration:
     try:
         return Calibration(
             temperatures=_temperatures(value),
+            platt=_platt(value.get("platt")),
             dataset=_of(value, "dataset", str, ""),
             num_samples=_of(value, "num_samples", int, 0),
             ece_before=_floats(value, "ece_before"),
@@ -196,6 +199,10 @@ def _temperatures(value: Mapping[str, Any]) -> tuple[float, ...]:
     if any(other != found[0] for other in found):
         raise ValueError(f"{' and '.join(KEYS)} disagree.")
     return found[0]
+
+
+def _platt(value: Mapping[str, Any] | None) -> Scaling | None:
+    return None if value is None else Scaling(_floats(value, "temperatures"), _floats(value, "shifts"))
 
 
 def _of(value: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Diagrams: what was predicted against what came true, and temperatures away from home."""
+"""Diagrams: what was predicted against what came true, and scalings away from home."""
 
 from pathlib import Path
 from typing import Any
@@ -57,8 +57,8 @@ def plot_reliability(path: str | Path, records: Records, calibration: Calibratio
             seen = part.verified[:, k]
             outcomes = part.survived[seen, k].astype(float)
             errors = []
-            for color, temperatures in ((BEFORE, None), (AFTER, calibration.temperatures)):
-                predictions = to_survival_twin(part.confidence_logits[seen], temperatures)[:, k]
+            for color, scaling in ((BEFORE, None), (AFTER, calibration.scaling)):
+                predictions = to_survival_twin(part.confidence_logits[seen], scaling)[:, k]
                 errors.append(f"{100 * expected_calibration_error(predictions, outcomes, calibration.bins):.1f}")
                 _curve(panel, predictions, outcomes, calibration.bins, color)
             panel.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1), aspect="equal")

@@ -1,15 +1,16 @@
-"""Drift: what temperatures fitted on one mix of domains do on another."""
+"""Drift: what a scaling fitted on one mix of domains does on another."""
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from dspark_jax.calibration.calibration import ALL
 from dspark_jax.calibration.metrics import BINS, measure
 from dspark_jax.calibration.records import Records
-from dspark_jax.calibration.scaling import MINIMUM, Objective, fit_temperatures
-from dspark_jax.calibration.survival import to_survival_twin
+from dspark_jax.calibration.scaling import MINIMUM, Objective, fit_scaling
+from dspark_jax.calibration.survival import Scaling, to_survival_twin
 
 NONE = "no fit"
 
@@ -31,25 +32,25 @@ class Scheduler:
 
 @dataclasses.dataclass(frozen=True)
 class Drift:
-    """Temperatures of every mix measured on every domain, always on prompts that no mix was fitted on.
+    """The scaling of every mix measured on every domain, always on prompts that no mix was fitted on.
 
     Attributes:
       fitted_on: [m] names of the mixes: none (raw confidences), each domain alone, all but each, all of them.
       measured_on: [n] domains.
-      temperatures: [m, g].
+      scalings: [m], None for raw confidences.
       ece: [m, n] mean ECE of survival over the draft positions.
       throughput: [m, n] tokens a second with the scheduler, None without one.
     """
 
     fitted_on: tuple[str, ...]
     measured_on: tuple[str, ...]
-    temperatures: np.ndarray
+    scalings: tuple[Scaling | None, ...]
     ece: np.ndarray
     throughput: np.ndarray | None = None
 
     @property
     def loss(self) -> np.ndarray | None:
-        """[m, n] share of a domain's throughput lost against temperatures fitted on that domain itself."""
+        """[m, n] share of a domain's throughput lost against a scaling fitted on that domain itself."""
         if self.throughput is None:
             return None
         home = [self.throughput[self.fitted_on.index(name), i] for i, name in enumerate(self.measured_on)]
@@ -59,6 +60,7 @@ class Drift:
 def measure_drift(
     records: Records,
     *,
+    shifts: bool = True,
     objective: Objective = "ece",
     held_out: float = 0.5,
     seed: int = 0,
@@ -82,22 +84,20 @@ def measure_drift(
     if len(names) > 2:
         mixes |= {f"all but {name}": tuple(n for n in names if n != name) for name in names}
     mixes[ALL] = names
-    temperatures = {NONE: (1.0,) * records.block_size} | {
-        mix: fit_temperatures(fitted.of_domain(*part), objective=objective, bins=bins, minimum=minimum).temperatures
-        for mix, part in mixes.items()
-    }
+    options: dict[str, Any] = {"shifts": shifts, "objective": objective, "bins": bins, "minimum": minimum}
+    scalings = {NONE: None} | {m: fit_scaling(fitted.of_domain(*p), **options).scaling for m, p in mixes.items()}
     parts = [measured.of_domain(name) for name in names]
-    ece = [[measure(part, t, bins).mean_ece for part in parts] for t in temperatures.values()]
+    ece = [[measure(part, s, bins).mean_ece for part in parts] for s in scalings.values()]
     rates = None
     if scheduler is not None:
-        rates = np.array([[throughput(part, t, scheduler, seed) for part in parts] for t in temperatures.values()])
-    return Drift(tuple(temperatures), names, np.array(list(temperatures.values())), np.array(ece), rates)
+        rates = np.array([[throughput(part, s, scheduler, seed) for part in parts] for s in scalings.values()])
+    return Drift(tuple(scalings), names, tuple(scalings.values()), np.array(ece), rates)
 
 
-def throughput(records: Records, temperatures: tuple[float, ...], scheduler: Scheduler, seed: int = 0) -> float:
-    """Tokens a second if the recorded rounds ran `requests` at a time and were trimmed by survival under temperatures.
+def throughput(records: Records, scaling: Scaling | None, scheduler: Scheduler, seed: int = 0) -> float:
+    """Tokens a second if the recorded rounds ran `requests` at a time and were trimmed by survival under a scaling.
 
-    Rounds are paired at random, the same way for all temperatures. They must have been recorded with whole blocks
+    Rounds are paired at random, the same way for all scalings. They must have been recorded with whole blocks
     verified: only then is it known what a shorter or longer prefix would have given.
 
     Raises:
@@ -112,7 +112,7 @@ def throughput(records: Records, temperatures: tuple[float, ...], scheduler: Sch
             f"{len(scheduler.steps_per_second) - 1}."
         )
     batches = np.random.default_rng(seed).permutation(len(records))[: len(records) // r * r].reshape(-1, r)
-    survival = to_survival_twin(records.confidence_logits, temperatures)
+    survival = to_survival_twin(records.confidence_logits, scaling)
     tokens = seconds = 0.0
     for rows in batches:
         lengths = np.asarray(scheduler.lengths(survival[rows]))

@@ -1,12 +1,11 @@
 """How good probabilities are: calibration error, discrimination, and both at once, position by position."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 
 from dspark_jax.calibration.records import Records
-from dspark_jax.calibration.survival import to_survival_twin
+from dspark_jax.calibration.survival import Scaling, to_survival_twin
 
 BINS = 15
 
@@ -87,7 +86,7 @@ class Measures:
       rounds: [g] rounds verified up to the position; tested: [g] those of them where its own test took place.
       predicted, observed: [g] mean survival predicted, and share of rounds that survived.
       ece, chance, brier, auc: [g] of survival a_k, the cumulative product; `chance` is the ECE of a perfect predictor.
-      confidence_auc: [g] of c_k over the rounds tested. No temperature changes it.
+      confidence_auc: [g] of c_k over the rounds tested. No scaling changes it.
     """
 
     rounds: np.ndarray
@@ -107,14 +106,15 @@ class Measures:
         return float(known.mean()) if len(known) else float("nan")
 
 
-def measure(records: Records, temperatures: Sequence[float] | None = None, bins: int = BINS) -> Measures:
-    """Measures survival under temperatures [g] (None: raw) against what verification found.
+def measure(records: Records, scaling: Scaling | None = None, bins: int = BINS) -> Measures:
+    """Measures survival under a scaling (None: raw) against what verification found.
 
     Censored positions are left out. That is unbiased when whether position k is verified depends on nothing but the
     confidences and chance, as it does for every policy that keeps the output's law.
     """
     g = records.block_size
-    logits = records.confidence_logits / (np.ones(g) if temperatures is None else np.asarray(temperatures, np.float64))
+    logits = records.confidence_logits.astype(np.float64)
+    logits = logits if scaling is None else scaling(logits)
     predicted = to_survival_twin(logits)
     columns = []
     for k in range(g):

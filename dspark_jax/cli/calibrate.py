@@ -1,7 +1,7 @@
 """`dspark calibrate`: temperatures that make confidences probabilities, and what they are worth."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from dspark_jax.calibration.drift import Drift, Scheduler, measure_drift
 from dspark_jax.calibration.metrics import BINS, Measures
 from dspark_jax.calibration.records import Records, join, read_records
 from dspark_jax.calibration.scaling import MINIMUM, Objective
+from dspark_jax.calibration.survival import Scaling
 from dspark_jax.scheduling.costs import load_costs
 from dspark_jax.scheduling.policies import Oracle
 from dspark_jax.scheduling.pool import Round
@@ -31,7 +32,7 @@ from dspark_jax.scheduling.pool import Round
 
 @dataclasses.dataclass(frozen=True)
 class Calibrate:
-    """Fit temperatures.
+    """Fit temperatures, and shifts.
 
     Attributes:
       records: .npz files that `dspark evaluate --records` wrote.
@@ -45,7 +46,9 @@ class Calibrate:
       requests: how many run side by side there.
       domain: only rounds of these domains; all when absent.
       temperature: only rounds sampled at this temperature; all when absent.
-      objective: what the fit minimises: ece as in the paper, or likelihood, steadier on few rounds.
+      shifts: beside temperatures alone, also fit temperatures with shifts, which this library then applies; servers
+        that know no shifts read the file as well, and apply the former.
+      objective: what temperatures alone minimise: ece as in the paper, or likelihood, steadier on few rounds.
       held_out: share of every domain's prompts that temperatures are measured on, and not fitted on.
       seed: of the split.
       bins: of the calibration error.
@@ -62,6 +65,7 @@ class Calibrate:
     requests: int = 8
     domain: tuple[str, ...] = ()
     temperature: float | None = None
+    shifts: bool = True
     objective: Objective = "ece"
     held_out: float = 0.5
     seed: int = 0
@@ -81,12 +85,12 @@ class Calibrate:
         console = Console()
         if self.check is not None:
             known = read_calibration(self.check)
-            temperatures = known.temperatures_for(records.block_size, records.drafter)
-            known = dataclasses.replace(known, temperatures=temperatures, bins=self.bins)
-            measured, measures = records, measure_domains(records, temperatures, self.bins)
+            scaling = known.scaling_for(records.block_size, records.drafter)
+            known = dataclasses.replace(known, temperatures=scaling.temperatures, platt=scaling, bins=self.bins)
+            measured, measures = records, measure_domains(records, scaling, self.bins)
             self._print(console, known, measures, f"{self.check} on all rounds")
         else:
-            names = ("objective", "held_out", "seed", "bins", "minimum")
+            names = ("shifts", "objective", "held_out", "seed", "bins", "minimum")
             options = {name: getattr(self, name) for name in names}
             known = calibrate(records, **options)
             measured = records.split(self.held_out, self.seed)[1]
@@ -137,7 +141,10 @@ class Calibrate:
     def _print(
         self, console: Console, known: Calibration, measures: Mapping[str, tuple[Measures, Measures]], where: str
     ) -> None:
-        console.print("temperatures: " + " ".join(f"{t:.3f}" for t in known.temperatures), soft_wrap=True)
+        console.print(f"temperatures: {_numbers(known.temperatures)}", soft_wrap=True)
+        if (platt := known.platt) is not None and platt.shifts:
+            text = f"with shifts: temperatures {_numbers(platt.temperatures)}, shifts {_numbers(platt.shifts)}"
+            console.print(text, soft_wrap=True)
         for domain, (before, after) in measures.items():
             if len(measures) == 2 and domain != ALL:
                 continue  # the only domain is the mix
@@ -149,7 +156,7 @@ class Calibrate:
 def position_table(before: Measures, after: Measures) -> Table:
     """How good survival is at every draft position, before and after: the table of the paper's Figure 6.
 
-    `of c` is the AUC of the draft's own confidence where it was tested, which no temperature changes; `chance` the ECE
+    `of c` is the AUC of the draft's own confidence where it was tested, which no scaling changes; `chance` the ECE
     that perfect probabilities would show on as many rounds.
     """
     table = Table(box=SIMPLE_HEAD, collapse_padding=True)
@@ -166,16 +173,27 @@ def position_table(before: Measures, after: Measures) -> Table:
 
 
 def drift_table(drift: Drift) -> Table:
-    """Mean ECE of temperatures fitted on one mix (rows) and measured on a domain (columns), and throughput lost."""
+    """Mean ECE of a scaling fitted on one mix (rows) and measured on a domain (columns), and throughput lost."""
     table = Table(box=SIMPLE_HEAD)
-    for column in ("fitted on", "temperatures", *drift.measured_on):
+    for column in ("fitted on", "scaling", *drift.measured_on):
         table.add_column(column, justify="left" if column == "fitted on" else "right")
     for m, name in enumerate(drift.fitted_on):
         cells = [_share(error) for error in drift.ece[m]]
         if drift.loss is not None:
             cells = [f"{cell}, {loss:+.1%}" for cell, loss in zip(cells, drift.loss[m], strict=True)]
-        table.add_row(name, " ".join(f"{t:.2f}" for t in drift.temperatures[m]), *cells)
+        table.add_row(name, _scaling(drift.scalings[m]), *cells)
     return table
+
+
+def _scaling(scaling: Scaling | None) -> str:
+    if scaling is None:
+        return "-"
+    temperatures = _numbers(scaling.temperatures, 2)
+    return temperatures if not scaling.shifts else f"{temperatures}\n{_numbers(scaling.shifts, 2)}"
+
+
+def _numbers(values: Sequence[float], digits: int = 3) -> str:
+    return " ".join(f"{x:.{digits}f}" for x in values)
 
 
 def _number(x: float) -> str:

@@ -35,7 +35,7 @@ class ModelOptions:
       block_size: drafts a round; default what the drafter was trained for, but on a CPU 3 of the default drafter's 5 in
         generation: there a step over 4 tokens costs hardly more than one over 2, and one over 6 as much as one over 8.
       costs: a table of `dspark profile`: draft while that pays, and verify what pays, instead of by survival alone.
-      calibration: temperatures of `dspark calibrate`, which make confidences probabilities.
+      calibration: a file of `dspark calibrate`, which makes confidences probabilities.
     """
 
     target: str = DEFAULT_TARGET
@@ -57,7 +57,7 @@ class ModelOptions:
         return 3 if by_default and jax.default_backend() == "cpu" else self.block_size
 
     def generator(self, target: LoadedTarget, drafter: AnyDrafter | None, block_size: int | None) -> Generator:
-        """A generator with the policy and the temperatures asked for.
+        """A generator with the policy and the calibration asked for.
 
         Args:
           block_size: drafts a round; None is what the drafter was trained for.
@@ -67,7 +67,7 @@ class ModelOptions:
         """
         if drafter is None:
             return Generator(target.model)
-        policy, temperatures = self.policy, None
+        policy, scaling = self.policy, None
         block_size = drafter.config.block_size if block_size is None else block_size
         if self.costs is not None:
             if self.survival > 0:
@@ -76,10 +76,8 @@ class ModelOptions:
             policy = Gate(LaggedCapacity(costs, memory=0.9), costs)
         if self.calibration is not None:
             known = read_calibration(self.calibration)
-            temperatures = known.temperatures_for(block_size, drafter_fingerprint(drafter))
-        return Generator(
-            target.model, drafter, policy=policy, block_size=block_size, confidence_temperatures=temperatures
-        )
+            scaling = known.scaling_for(block_size, drafter_fingerprint(drafter))
+        return Generator(target.model, drafter, policy=policy, block_size=block_size, confidence_scaling=scaling)
 
     def load(self) -> tuple[LoadedTarget, AnyDrafter | None]:
         """Loads both models.

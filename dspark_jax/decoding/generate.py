@@ -4,7 +4,6 @@ import dataclasses
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
-from math import inf
 from numbers import Integral
 from typing import Any
 
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from dspark_jax.calibration.survival import Scaling
 from dspark_jax.decoding.sampling import Sampling
 from dspark_jax.decoding.state import Finish, Record, State
 from dspark_jax.decoding.step import Models, plain_round, prefill, speculative_round
@@ -100,7 +100,7 @@ class _Plan:
     drafter: Any
     policy: Policy | None
     block_size: int
-    temperatures: tuple[float, ...] | None = None
+    scaling: Scaling | None = None
 
     def models(self, params) -> Models:
         target, drafter, head = params
@@ -110,7 +110,7 @@ class _Plan:
     def round(self, models: Models, state: State) -> State:
         if self.policy is None:
             return plain_round(models, state)
-        return speculative_round(models, state, self.policy, self.block_size, self.temperatures)
+        return speculative_round(models, state, self.policy, self.block_size, self.scaling)
 
 
 @partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
@@ -166,18 +166,18 @@ class Generator:
         policy: Policy | None = None,
         block_size: int | None = None,
         max_length: int | None = None,
-        confidence_temperatures: Sequence[float] | None = None,
+        confidence_scaling: Scaling | None = None,
     ):
         """Args:
           policy: how many drafts to verify; None verifies whole blocks.
           block_size: drafts a round, at most what the drafter was trained for; 0 is plain decoding.
           max_length: positions a row, prompt included. Given, caches have just this size, and every request runs the
             same program; None is the target's own limit, with caches that double as requests need.
-          confidence_temperatures: of a calibration, one a draft position; None takes confidences as they are.
+          confidence_scaling: of a calibration, of at least `block_size` positions; None takes confidences as they are.
 
         Raises:
-          ValueError: drafter and target do not fit (see `check_pair`), a size is out of range, temperatures are no
-            positive numbers or too few, or the policy looks ahead.
+          ValueError: drafter and target do not fit (see `check_pair`), a size is out of range, the scaling has too few
+            positions, or the policy looks ahead.
         """
         if drafter is not None:
             check_pair(target, drafter)
@@ -200,14 +200,8 @@ class Generator:
         policy = None if drafter is None else policy or Fixed()
         if policy is not None and policy.anticipates:
             raise ValueError(f"{type(policy).__name__} decides on tokens by what they drew; it is for measuring only.")
-        temperatures = None if confidence_temperatures is None else tuple(map(float, confidence_temperatures))
-        if temperatures is not None and not (
-            len(temperatures) >= block_size and all(0 < t < inf for t in temperatures)
-        ):
-            raise ValueError(
-                f"expected a positive temperature for each of {block_size} draft positions, got {temperatures}."
-            )
-        self._plan = _Plan(graph, draft_graph, policy, block_size, temperatures)
+        scaling = None if confidence_scaling is None or not block_size else confidence_scaling.first(block_size)
+        self._plan = _Plan(graph, draft_graph, policy, block_size, scaling)
         self._params = (params, draft_params, head)
         self._create_cache = target.create_cache
         self._create_draft_cache = None if drafter is None else drafter.create_cache
@@ -427,7 +421,7 @@ def speculative_generate(
     policy: Policy | None = None,
     block_size: int | None = None,
     max_length: int | None = None,
-    confidence_temperatures: Sequence[float] | None = None,
+    confidence_scaling: Scaling | None = None,
 ) -> list[Generation]:
     """Generates for a batch of ragged prompts, drafting with `drafter` and keeping the target's exact law.
 
@@ -436,7 +430,7 @@ def speculative_generate(
       prompts: token ids, one list a row.
       max_tokens, temperature, top_k, top_p, min_p: one value, or one a row.
       seed: one seed (row i uses seed + i), one a row, or None for fresh ones.
-      policy, block_size, max_length, confidence_temperatures: see `Generator`.
+      policy, block_size, max_length, confidence_scaling: see `Generator`.
 
     Raises:
       ValueError: an empty or too long prompt, or a parameter out of range.
@@ -457,7 +451,7 @@ def speculative_generate(
     requests = [Request(p, m, t, k, tp, mp, stop_ids, ignore_eos, s) for p, m, t, k, tp, mp, s in columns]
     generator = Generator(
         target, drafter, policy=policy, block_size=block_size, max_length=max_length,
-        confidence_temperatures=confidence_temperatures,
+        confidence_scaling=confidence_scaling,
     )  # fmt: skip
     return generator.generate(requests)
 

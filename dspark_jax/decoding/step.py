@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dspark_jax.calibration.survival import to_survival
+from dspark_jax.calibration.survival import Scaling, to_survival
 from dspark_jax.decoding.keys import Purpose, slot_key, slot_keys
 from dspark_jax.decoding.sampling import draw
 from dspark_jax.decoding.state import State
@@ -76,19 +76,19 @@ def plain_round(models: Models, state: State) -> State:
 
 
 def speculative_round(
-    models: Models, state: State, policy: Policy, block_size: int, temperatures: tuple[float, ...] | None = None
+    models: Models, state: State, policy: Policy, block_size: int, scaling: Scaling | None = None
 ) -> State:
     """One round as the policy wants it: drafted and verified, or plain.
 
     Args:
-      temperatures: of confidences, one a draft position; None is 1.
+      scaling: of confidence logits; None takes them as they are.
     """
     widths = policy.widths(state.length.shape[0], block_size)
     room = jnp.clip(state.limit - state.length - 1, 0, widths[-1] - 1)
     round = Round(state.running, room, padded=True)
 
     def drafted(state: State) -> State:
-        return drafted_round(models, state, policy, round, block_size, temperatures)
+        return drafted_round(models, state, policy, round, block_size, scaling)
 
     def undrafted(state: State) -> State:
         return undrafted_round(models, state, policy, round)
@@ -114,7 +114,7 @@ def drafted_round(
     policy: Policy,
     round: Round,
     block_size: int,
-    temperatures: tuple[float, ...] | None = None,
+    scaling: Scaling | None = None,
 ) -> State:
     """Drafts a block, verifies a prefix of it, commits what is accepted and the token after it."""
     position = state.length - 1
@@ -124,7 +124,7 @@ def drafted_round(
         models.target, models.draft_head, state.draft_cache, anchor, position, state.sampling, keys, block_size
     )
     state = state.replace(draft_cache=draft_cache)
-    survival = to_survival(proposal.confidence_logits, temperatures)
+    survival = to_survival(proposal.confidence_logits, scaling)
     lengths = policy.lengths(survival, round, state.policy)
     widths = policy.widths(len(position), block_size)
 

@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 
-from dspark_jax.calibration import Calibration, calibrate, join, read_calibration, write_calibration
+from dspark_jax.calibration import Calibration, Scaling, calibrate, join, read_calibration, write_calibration
 from dspark_jax.calibration.calibration import ALL
 
 
@@ -61,7 +61,8 @@ def test_all_zero_confidences_are_measured(rounds):
 
 def test_json_gives_back_what_was_written(fitted, rounds, tmp_path):
     path = tmp_path / "new" / "sts.json"
-    for calibration in (fitted, calibrate(rounds(2000, lengths=np.full(2000, 2))), Calibration((1.5, 2.0))):
+    few = rounds(2000, lengths=np.full(2000, 2))
+    for calibration in (fitted, calibrate(few, shifts=False), calibrate(few), Calibration((1.5, 2.0))):
         write_calibration(path, calibration)
         found = read_calibration(path)
         for field in dataclasses.fields(Calibration):
@@ -85,6 +86,17 @@ def test_what_is_written_has_the_types_that_sglang_decodes(rounds, tmp_path):
     assert type(value["dataset"]) is str and type(value["num_samples"]) is int
     # TensorRT-LLM reads either name of the temperatures; a file with both could disagree with itself.
     assert "sts_temperatures" not in value and "NaN" not in path.read_text()
+
+
+def test_servers_that_know_no_shifts_read_temperatures_fitted_without(rounds, tmp_path):
+    records, path = rounds(4000), tmp_path / "sts.json"
+    records = dataclasses.replace(records, confidence_logits=records.confidence_logits + np.float32(1))
+    alone, known = calibrate(records, shifts=False), calibrate(records)
+    write_calibration(path, known)
+    assert json.loads(path.read_text())["temperatures"] == list(alone.temperatures)
+    found = read_calibration(path).scaling_for(4)
+    assert found == known.platt and found.shifts[0] < -0.4 and found.temperatures != alone.temperatures
+    assert known.ece_after[0] < alone.ece_after[0]
 
 
 @pytest.mark.parametrize(
@@ -123,6 +135,9 @@ def test_calibrations_of_other_engines_are_read(tmp_path, text, ece):
         ('{"temperatures": [1.0], "split": {"by": 3}}', "is not a calibration"),
         ('{"temperatures": [1.0], "measures": {"a": {}}}', "is not a calibration"),
         ('{"temperatures": [1.0], "measures": [1]}', "is not a calibration"),
+        ('{"temperatures": [1.0], "platt": {"temperatures": [1.0, 2.0], "shifts": [0.0, 1.0]}}', "holds 2 positions"),
+        ('{"temperatures": [1.0], "platt": {"temperatures": [1.0], "shifts": [0.0, 1.0]}}', "expected 1 shifts"),
+        ('{"temperatures": [1.0], "platt": [1.0]}', "is not a calibration"),
     ],
 )
 def test_files_that_are_no_calibration_are_refused(tmp_path, text, message):
@@ -140,11 +155,11 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_temperatures_go_with_their_drafter_and_any_shorter_block():
     known = Calibration((1.5, 2.0, 0.5), drafter="abc")
-    assert known.temperatures_for(3, "abc") == known.temperatures
-    assert known.temperatures_for(2) == (1.5, 2.0)
-    assert hash(known.temperatures_for(1))
+    assert known.scaling_for(3, "abc") == known.scaling
+    assert known.scaling_for(2) == Scaling((1.5, 2.0))
+    assert hash(known.scaling_for(1))
     with pytest.raises(ValueError, match="fitted for drafter abc, this one is xyz"):
-        known.temperatures_for(2, "xyz")
+        known.scaling_for(2, "xyz")
     with pytest.raises(ValueError, match="3 temperatures for 4 draft positions"):
-        known.temperatures_for(4, "abc")
-    assert Calibration((1.0,)).temperatures_for(1, "xyz") == (1.0,)
+        known.scaling_for(4, "abc")
+    assert Calibration((1.0,)).scaling_for(1, "xyz") == Scaling((1.0,))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dspark_jax.calibration import Records, measure
+from dspark_jax.calibration import Records, Scaling, measure
 from dspark_jax.calibration.metrics import (
     area_under_curve,
     brier_score,
@@ -102,7 +102,7 @@ def test_positions_never_verified_have_no_measures():
 
 
 def test_certain_and_impossible_drafts_are_measured():
-    found = measure(records([[np.inf, -np.inf]] * 3, scheduled=[2] * 3, accepted=[1, 1, 2]), temperatures=(3, 0.2))
+    found = measure(records([[np.inf, -np.inf]] * 3, scheduled=[2] * 3, accepted=[1, 1, 2]), Scaling((3.0, 0.2)))
     np.testing.assert_allclose(found.predicted, [1, 0])
     np.testing.assert_allclose(found.ece, [0, 1 / 3])
     assert found.confidence_auc[1] == 0.5

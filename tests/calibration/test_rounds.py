@@ -47,7 +47,7 @@ def test_rounds_of_a_generation_become_records_that_calibrate(tiny_target, draft
     for block, scheduled in zip(drafts.tolist(), records.scheduled, strict=True):
         assert scheduled <= (block.index(stop) + 1 if stop in block else G)
     found = calibrate(records, minimum=10)
-    assert len(found.temperatures) == G and found.temperatures_for(G, name) == found.temperatures
+    assert len(found.temperatures) == G and found.scaling_for(G, name) == found.scaling
 
 
 def test_a_fingerprint_names_weights_and_not_how_they_are_kept(drafter, tmp_path):

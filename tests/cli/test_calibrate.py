@@ -27,7 +27,7 @@ def test_it_prints_tables_and_writes_temperatures_and_a_picture(tmp_path, capsys
     monkeypatch.setenv("COLUMNS", "160")
     records, out, picture = (str(tmp_path / name) for name in ("r.npz", "sts.json", "r.png"))
     write(records)
-    main(["calibrate", records, "--out", out, "--plot", picture, "--drift", "--minimum", "30"])
+    main(["calibrate", records, "--out", out, "--plot", picture, "--drift", "--minimum", "30", "--no-shifts"])
     text = capsys.readouterr().out
     for words in ("all domains, prompts held out", "math, prompts held out", "chat, prompts held out", "fitted on"):
         assert words in text
@@ -37,6 +37,12 @@ def test_it_prints_tables_and_writes_temperatures_and_a_picture(tmp_path, capsys
     text = capsys.readouterr().out
     assert "on all rounds" in text and " ".join(f"{t:.3f}" for t in known.temperatures) in text
     assert "1000" in text and "math" not in text, "prompts of temperature 1 are those of chat"
+    main(["calibrate", records, "--out", out, "--drift", "--minimum", "30"])
+    platt = read_calibration(out).platt
+    assert platt is not None and "with shifts: temperatures" in (text := capsys.readouterr().out)
+    assert " ".join(f"{b:.3f}" for b in platt.shifts) in text
+    main(["calibrate", records, "--check", out])
+    assert " ".join(f"{b:.3f}" for b in platt.shifts) in capsys.readouterr().out
 
 
 def test_drift_is_priced_by_a_cost_table(tmp_path, capsys, monkeypatch):
@@ -48,7 +54,8 @@ def test_drift_is_priced_by_a_cost_table(tmp_path, capsys, monkeypatch):
     CostTable(((512, step),)).save(costs)
     narrow = str(tmp_path / "narrow.json")
     CostTable(((512, StepCosts((Stairs(4, (4, 8), (0.1, 0.2)),))),)).save(narrow)
-    args = ["calibrate", records, "--drift", "--minimum", "30", "--out", str(tmp_path / "sts.json"), "--costs", costs]
+    options = ["--no-shifts", "--minimum", "30", "--out", str(tmp_path / "sts.json")]
+    args = ["calibrate", records, "--drift", *options, "--costs", costs]
     picture = tmp_path / "drift.png"
     main([*args, "--requests", "4", "--drift-plot", str(picture)])
     assert picture.stat().st_size > 10_000

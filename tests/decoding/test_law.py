@@ -25,7 +25,7 @@ from dspark_jax import (
     TargetConfig,
     Threshold,
 )
-from dspark_jax.calibration.survival import to_survival
+from dspark_jax.calibration.survival import Scaling, to_survival
 from dspark_jax.decoding.keys import Purpose, slot_keys
 from dspark_jax.decoding.sampling import distribution, draw
 from dspark_jax.decoding.verify import accept_probability, next_distribution, spread, verify
@@ -197,7 +197,7 @@ def enumerate_case(monkeypatch, target, kind: str | None, reduced: bool):
 def test_law_is_the_targets(monkeypatch, law_target, kind, reduced):
     for i, (q, drafts, confidences, p) in enumerate(enumerate_case(monkeypatch, law_target, kind, reduced)):
         survival = to_survival(confidences)
-        scaled = to_survival(confidences, (0.4, 3.0, 1.5))
+        scaled = to_survival(confidences, Scaling((0.4, 3.0, 1.5), (0.7, -0.4, 0.0)))
         thresholds = [Threshold(float(np.median(survival[:, k]))) for k in range(1, G)]
         cases = [(policy, survival) for policy in (Fixed(0), Fixed(1), Fixed(), *thresholds)]
         cases += [(policy, known) for policy in BY_COST for known in (survival, scaled)]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dspark_jax import Batch, Generator, Request
+from dspark_jax.calibration import Scaling
 from dspark_jax.decoding import generate
 from dspark_jax.scheduling import EarlyStop, Fixed, Gate, LaggedCapacity, Oracle, Plain, Stairs, StepCosts
 
@@ -71,18 +72,17 @@ def test_requests_join_a_batch_whose_policy_remembers(tiny_target, tiny_drafter,
     assert [batch.result(1).tokens, batch.result(0).tokens] == [plain[1], plain[2]]
 
 
-def test_temperatures_change_what_the_policy_sees(tiny_target, tiny_drafter):
+def test_a_scaling_changes_what_the_policy_sees(tiny_target, tiny_drafter):
     asked = [Request([1, 2, 3], 40)]
     policy = EarlyStop(StepCosts((Stairs(1, (1, 2, 8), (1.0, 1.4, 1.8)),)))
-    cold = Generator(tiny_target, tiny_drafter, policy=policy, confidence_temperatures=[1e-3] * 7)
-    warm = Generator(tiny_target, tiny_drafter, policy=policy, confidence_temperatures=[1e3] * 7)
+    cold = Generator(tiny_target, tiny_drafter, policy=policy, confidence_scaling=Scaling((1e-3,) * 7))
+    warm = Generator(tiny_target, tiny_drafter, policy=policy, confidence_scaling=Scaling((1e3,) * 7))
     (first,), (second,) = cold.generate(asked), warm.generate(asked)
     assert first.tokens == second.tokens
     assert set(second.scheduled.tolist()) <= {0, 1}, "survival is a half, a quarter, ..."
     assert set(first.scheduled.tolist()) != set(second.scheduled.tolist())
-    for bad in ([1.0] * 6, [0.0] * 7, [float("nan")] * 7):
-        with pytest.raises(ValueError, match="a positive temperature for each of 7"):
-            Generator(tiny_target, tiny_drafter, confidence_temperatures=bad)
+    with pytest.raises(ValueError, match="6 temperatures for 7 draft positions"):
+        Generator(tiny_target, tiny_drafter, confidence_scaling=Scaling((1.0,) * 6))
 
 
 def test_a_policy_that_looks_ahead_or_a_table_too_small_is_refused(tiny_target, tiny_drafter):
