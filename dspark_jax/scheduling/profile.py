@@ -10,8 +10,10 @@ from typing import Any
 
 import flax
 import jax
+import jax.numpy as jnp
 
 from dspark_jax.decoding.generate import Batch, Generator, Request, whole_chunks
+from dspark_jax.decoding.state import State
 from dspark_jax.models.decoder import Decoder
 from dspark_jax.scheduling.costs import CostTable, Stairs, StepCosts
 from dspark_jax.scheduling.policies import Fixed, Plain
@@ -67,11 +69,13 @@ def profile(
         for n in sorted(set(rows)):
             progress(f"{n} rows, {context} positions")
             policies = (Plain(), *(Fixed(w - 1) for w in widths))
-            batches = [
-                Batch(Generator(target, drafter, policy=p, block_size=g, max_length=context), rows=n, slots=context)
-                for p in policies
+            generators = [Generator(target, drafter, policy=p, block_size=g, max_length=context) for p in policies]
+            batch = Batch(generators[0], rows=n, slots=context)
+            batch.admit(dict.fromkeys(range(n), Request([0], max_tokens=context, ignore_eos=True, seed=0)))
+            fresh = batch.state
+            timings = [[_seconds(batch, fresh, each) for each in generators] for _ in range(warm_up + repeats)][
+                warm_up:
             ]
-            timings = [[_seconds(batch, n) for batch in batches] for _ in range(warm_up + repeats)][warm_up:]
             plain, *drafted = (statistics.median(times) for times in zip(*timings, strict=True))
             draft = max(drafted[0] - plain, 0.0)
             if not draft:
@@ -107,11 +111,9 @@ def _name(config: Any) -> str:
     return f"{config.num_layers} layers, width {config.hidden_size}, {digest}"
 
 
-def _seconds(batch: Batch, rows: int) -> float:
-    """Seconds of a round with fresh requests."""
-    request = Request([0], max_tokens=batch.slots, ignore_eos=True, seed=0)
-    batch.admit(dict.fromkeys(range(rows), request))
-    jax.block_until_ready(batch.state)
+def _seconds(batch: Batch, fresh: State, generator: Generator) -> float:
+    """Seconds of a round of a generator, from a state that all share: none of their policies keeps a memory."""
+    batch.generator, batch.state = generator, jax.block_until_ready(jax.tree.map(jnp.copy, fresh))
     start = time.perf_counter()
     batch.step(ROUNDS)
     return (time.perf_counter() - start) / ROUNDS
