@@ -96,7 +96,7 @@ def plot_drift(path: str | Path, drift: Drift) -> None:
         top = max(float(np.nanmax(values)), 1e-9)
         panel.imshow(values, cmap="Blues", vmin=0, vmax=1.6 * top, aspect="auto")
         for (row, column), value in np.ndenumerate(values):
-            panel.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=8)
+            panel.text(column, row, f"{round(value, 1) + 0:.1f}", ha="center", va="center", fontsize=8)
         panel.set_title(title, fontsize=9, loc="left")
         panel.set_xticks(range(columns), drift.measured_on, fontsize=8)
         panel.set_xlabel("measured on", fontsize=8)
