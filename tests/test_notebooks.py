@@ -9,6 +9,7 @@ from nbclient import NotebookClient
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 PRINTED = {
+    "02_train_a_drafter": ("step 20 of 20, the very same state: True",),
     "03_calibrate_and_schedule": (
         "2.3200  <- EarlyStop",
         "3.3575  <- EarlyStop",
@@ -24,6 +25,9 @@ PRINTED = {
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda p: p.stem)
 def test_notebook_runs(path, monkeypatch):
     monkeypatch.setenv("DSPARK_NOTEBOOK_TOKENS", "24")
+    if path.stem == "02_train_a_drafter":  # a tiny model, whose programs take longer to compile than to run
+        monkeypatch.setenv("DSPARK_NOTEBOOK_SIZE", "tiny")
+        monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": NOTEBOOKS}}).execute()

@@ -43,6 +43,11 @@ class RunConfig:
       mesh: devices along (data, fsdp, tensor), one of them -1 for what is left. Rows of a batch are split over data and
         fsdp, parameters over fsdp and tensor; what is computed does not depend on it, up to rounding.
       steps: updates in all; the schedule ends there.
+      accumulate: micro-batches that a step's rows are computed in, one after another; changes memory and rounding only.
+      ema: decay of an average of the parameters over updates, which is what is exported and evaluated; 0 keeps none.
+      eval_every: updates between evaluations by generation, 0 is never; eval_data: files of {"turns": [text, ...]}
+        rows, a domain each; eval_prompts: of each; eval_tokens: generated for each prompt, at most.
+      checkpoint_every, log_every: updates between checkpoints, and between metrics told.
     """
 
     out: str
@@ -75,10 +80,16 @@ class RunConfig:
     warmup: float = 0.04
     weight_decay: float = 0.0
     clip: float = 1.0
+    ema: float = 0.0
+    accumulate: int = 1
     weights: LossWeights = dataclasses.field(default_factory=LossWeights)
     seed: int = 0
     checkpoint_every: int = 50
     log_every: int = 1
+    eval_every: int = 0
+    eval_data: tuple[str, ...] = ()
+    eval_prompts: int = 16
+    eval_tokens: int = 64
 
     def __post_init__(self) -> None:
         if self.warm_start and len(self.warm_start) != self.num_layers:
@@ -96,12 +107,18 @@ class RunConfig:
             if wrong := {k: getattr(self, k) for k, v in wanted.items() if getattr(self, k) != v}:
                 raise ValueError(f"an {self.kind} drafter cannot have {wrong}; expected {wanted}.")
         sizes = ("num_layers", "block_size", "steps", "batch_size", "seq_len", "num_anchors", "chunk")
-        for name in (*sizes, "checkpoint_every", "log_every"):
+        for name in (*sizes, "accumulate", "checkpoint_every", "log_every", "eval_prompts", "eval_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        for name in ("markov_rank", "intermediate_size", "draft_vocab_size"):
+        for name in ("markov_rank", "intermediate_size", "draft_vocab_size", "eval_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"ema must be within 0..1, 1 excluded, got {self.ema}; 0 keeps no average.")
+        if bool(self.eval_every) != bool(self.eval_data):
+            raise ValueError(
+                f"eval_every {self.eval_every} and eval_data {list(self.eval_data)} must be given together."
+            )
 
     @property
     def tokens_directory(self) -> Path:

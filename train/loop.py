@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
@@ -12,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import orbax.checkpoint.experimental.v1 as ocp
 from flax import nnx
 from jax.sharding import NamedSharding
@@ -30,21 +28,13 @@ from dspark_jax.whole_file import whole_file
 from train.config import RunConfig
 from train.data import PackedData, RowReader, TokenStore, cached_documents, frequent_tokens, pack, read_ahead
 from train.distributed import is_main
+from train.evaluation import Evaluation
 from train.features import FeatureCache
+from train.flops import matmul_flops
+from train.optimizer import optimizer
+from train.report import Report
 from train.step import StepConfig, TokenBatch, TrainState, train_step
 from train.warm_start import warm_start
-
-
-def optimizer(run: RunConfig) -> optax.GradientTransformation:
-    """AdamW or Muon with warm-up, cosine decay to zero and clipping by global norm."""
-    warmup = max(int(run.warmup * run.steps), 1)
-    rate = optax.warmup_cosine_decay_schedule(0.0, run.learning_rate, warmup, max(run.steps, warmup + 1))
-    adam = optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=run.weight_decay)
-    if run.optimizer == "adamw":
-        return optax.chain(optax.clip_by_global_norm(run.clip), adam)
-    muon = optax.contrib.muon(rate, weight_decay=run.weight_decay, consistent_rms=0.2)
-    kinds = optax.partition({"muon": muon, "adam": adam}, _kinds)
-    return optax.chain(optax.clip_by_global_norm(run.clip), kinds)
 
 
 def _same_shape(drafter: AnyDrafter, config: AnyDrafterConfig, path: str) -> AnyDrafter:
@@ -87,23 +77,6 @@ def _trained(drafter: AnyDrafter, only: tuple[str, ...]) -> Callable[[tuple, nnx
     return lambda path, variable: isinstance(variable, nnx.Param) and (not only or path[0] in only)
 
 
-def _kinds(params: nnx.State) -> nnx.State:
-    """Which parameters are matrices of the backbone: those are orthogonalised."""
-
-    def kind(path, value):
-        return "muon" if value.ndim == 2 and {"layers", "layer", "fc"} & set(path) else "adam"
-
-    return nnx.map_state(lambda path, variable: variable.replace(kind(path, variable)), params)
-
-
-def _step(line: str) -> int:
-    """The step of a metrics line; 0 for one that a kill or a full disk has broken."""
-    try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):
-        return 0
-
-
 def _with_defaults(settings: dict, known: dict) -> dict:
     """Settings of a run, with those of `known` that are newer than it at their defaults."""
     defaults = json.loads(json.dumps(dataclasses.asdict(RunConfig(out=""))))
@@ -135,10 +108,10 @@ class Trainer:
         self.out = Path(run.out).absolute()
         self.mesh = make_mesh(run.mesh, devices)
         self._row_sharding, self.shards = NamedSharding(self.mesh, P(ROWS)), row_shards(self.mesh)
-        if run.batch_size % self.shards:
+        if run.batch_size % (self.shards * run.accumulate):
             raise ValueError(
-                f"batch_size {run.batch_size} does not divide over the {self.shards} devices of data and fsdp; mesh is "
-                f"{dict(self.mesh.shape)}."
+                f"batch_size {run.batch_size} does not divide into {run.accumulate} micro-batches over the "
+                f"{self.shards} devices of data and fsdp; mesh is {dict(self.mesh.shape)}."
             )
         if target is None:
             loaded = load_target(run.target, place=placer(self.mesh))
@@ -146,6 +119,7 @@ class Trainer:
         self.target = target
         if run.kind != "mtp":
             check_taps(run.tap_ids, self.target.config.num_layers)
+        self._evaluation = Evaluation(run, self.target, tokenizer) if run.eval_every else None
         reader = RowReader(tokenizer, target.config.num_tokens, run.chat)
         documents, self.counts = cached_documents(run.tokens_directory, run.data, reader)
         self.data = PackedData(documents, run.seq_len, run.batch_size, run.seed)
@@ -155,8 +129,9 @@ class Trainer:
         params, self._frozen, self._target = (self._put(tree) for tree in (params, frozen, self._target))
         tx = optimizer(run)
         self.config = StepConfig(
-            graph, target_graph, tx, run.weights, run.tap_ids, run.num_anchors, run.chunk, run.share_targets, run.seed
-        )
+            graph, target_graph, tx, run.weights, run.tap_ids, run.num_anchors, run.chunk, run.share_targets, run.seed,
+            run.accumulate,
+        )  # fmt: skip
         lie = shardings(jax.eval_shape(tx.init, params), self.mesh)
         self.state = TrainState(self._put(np.zeros((), np.int32)), params, jax.jit(tx.init, out_shardings=lie)(params))
         everywhere = NamedSharding(self.mesh, P())
@@ -178,7 +153,6 @@ class Trainer:
             self._features = FeatureCache(directory, self.target, documents, run.tap_ids, run.seq_len, run.batch_size)
         if self.checkpoints.latest is not None:
             self.state = self._load(self.checkpoints.latest.step)
-        self._forget_metrics_after(self.step)
 
     @property
     def step(self) -> int:
@@ -187,31 +161,49 @@ class Trainer:
 
     @property
     def drafter(self) -> AnyDrafter:
-        """The drafter as trained so far."""
-        return nnx.merge(self.config.graph, *self._gather((self.state.params, self._frozen)))
+        """The drafter as trained so far: its average, if the run keeps one."""
+        params = self.state.optimizer[-1].params if self.run.ema else self.state.params
+        return nnx.merge(self.config.graph, *self._gather((params, self._frozen)))
 
-    def train(self, until: int | None = None) -> dict[str, float]:
+    def train(self, until: int | None = None, stop: Callable[[int], bool] = lambda step: False) -> dict[str, float]:
         """Runs up to update `until` (default: all), checkpointing on the way; returns the last metrics.
 
         Metrics are read one step late, so the device never waits for the host, except before a checkpoint.
 
+        Args:
+          stop: asked after each update, by its number, whether to save a checkpoint and return.
+
         Raises:
-          FloatingPointError: the loss or its gradient is not finite; the last checkpoint stays.
+          FloatingPointError: the loss or its gradient is not finite; the last checkpoint stays, and the batch is kept.
         """
-        until = self.run.steps if until is None else until
-        pending, last = None, {}
-        first, started = self.step, time.perf_counter()
-        with closing(read_ahead(self._parts, first, until)) as batches, jax.set_mesh(self.mesh):
-            for step in range(first, until):
-                batch = self._lay(next(batches))
-                self.state, metrics = self._step(self.state, self._frozen, self._target, batch)
+        run, until = self.run, self.run.steps if until is None else until
+        pending, last, first = None, {}, self.step
+        with (
+            closing(read_ahead(self._parts, first, until)) as batches,
+            Report(run, first, self.mesh.size) as report,
+            jax.set_mesh(self.mesh),
+        ):
+            for step in range(first + 1, until + 1):
+                parts = next(batches)
+                arguments = (self.state, self._frozen, self._target, self._lay(parts))
+                if report.peak and report.flops is None:
+                    report.flops = matmul_flops(self._step.trace(*arguments).jaxpr)
+                self.state, metrics = self._step(*arguments)
                 if pending is not None:
-                    last = self._log(*pending)
-                pending = (step, metrics, (time.perf_counter() - started) / (step + 1 - first))
-                if (step + 1) % self.run.checkpoint_every == 0 or step + 1 == until:
+                    last = self._read(report, *pending)
+                pending, stopped = (step, parts, metrics), stop(step)
+                save = step % run.checkpoint_every == 0 or step == until or stopped
+                evaluate = self._evaluation if run.eval_every and step % run.eval_every == 0 and not stopped else None
+                if save or evaluate:
                     # Read first, so that a checkpoint is never of a run that has broken down.
-                    last, pending = self._log(*pending), None
-                    self.checkpoints.save(step + 1, self.state)
+                    last, pending = self._read(report, *pending), None
+                    with report.paused():
+                        if evaluate:
+                            report.evaluation(step, evaluate(self.drafter))
+                        if save:
+                            self.checkpoints.save(step, self.state)
+                if stopped:
+                    break
         return last
 
     def export(self, directory: str | Path | None = None, dtype=jnp.bfloat16) -> Path:
@@ -281,6 +273,7 @@ class Trainer:
     def _check_same_run(self) -> None:
         """What the state means must not change under it; how long it runs and where it writes may."""
         free = {"out", "steps", "checkpoint_every", "log_every", "chunk", "cache_features", "share_targets", "mesh"}
+        free |= {"accumulate", "eval_every", "eval_data", "eval_prompts", "eval_tokens"}
         free |= {"data", "tokens", "chat"}  # the checksum tells what came of them
         mine = {k: v for k, v in dataclasses.asdict(self.run).items() if k not in free}
         mine = json.loads(json.dumps({**mine, "documents": len(self.data.documents), "crc": self.data.crc}))
@@ -299,28 +292,26 @@ class Trainer:
                 "Resume with the same settings, or choose another `out`."
             )
 
-    def _forget_metrics_after(self, step: int) -> None:
-        """Drops the lines of steps that a killed run took after its last checkpoint, and that come again."""
-        path = self.out / "metrics.jsonl"
-        if is_main() and path.is_file():
-            lines = path.read_text().splitlines(keepends=True)
-            with whole_file(path) as work:
-                work.write_text("".join(line for line in lines if line.endswith("\n") and 0 < _step(line) <= step))
-
-    def _log(self, step: int, metrics: dict[str, jax.Array], seconds: float) -> dict[str, float]:
+    def _read(self, report: Report, step: int, parts: dict[int, TokenBatch], metrics: dict[str, jax.Array]) -> dict:
+        """The metrics of an update, told; `parts` is the batch it was made from."""
         values = {k: v.tolist() for k, v in jax.device_get(metrics).items()}
         if not np.isfinite([values["loss"], values["gradient_norm"]]).all():
             raise FloatingPointError(
-                f"the loss of step {step + 1} is {values['loss']} and its gradient's norm {values['gradient_norm']}; "
-                "the last checkpoint is untouched."
+                f"the loss of step {step} is {values['loss']} and its gradient's norm {values['gradient_norm']}; its "
+                f"batch is in {self._keep_batch(step, parts)}, the last checkpoint is untouched."
             )
-        if is_main() and (step + 1) % self.run.log_every == 0:
-            rates = " ".join(f"{a:.2f}" for a in values["accept_rate"])
-            print(
-                f"step {step + 1:5d} loss {values['loss']:.4f} ce {values['ce']:.3f} l1 {values['l1']:.4f} "
-                f"conf {values['confidence']:.4f} tau {values['tau']:.3f} accept [{rates}] {seconds:.2f} s/step",
-                flush=True,
-            )
-            with (self.out / "metrics.jsonl").open("a") as file:
-                file.write(json.dumps({"step": step + 1, **values}) + "\n")
+        report.step(step, values)
         return values
+
+    def _keep_batch(self, step: int, parts: dict[int, TokenBatch]) -> Path:
+        """Writes what this process holds of an update's batch: the fields of `TokenBatch`, features in float32."""
+        process = f"_process_{jax.process_index()}" if jax.process_count() > 1 else ""
+        path = self.out / f"bad_batch_{step}{process}.npz"
+        batch = jax.tree.map(lambda *rows: np.concatenate(rows), *(parts[number] for number in sorted(parts)))
+        arrays = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if f.name != "features"}
+        if batch.features is not None:
+            names = ("hidden", "taps", "normalizers")
+            arrays |= {name: x.astype(np.float32) for name, x in zip(names, batch.features, strict=True)}
+        with whole_file(path) as work, work.open("wb") as file:
+            np.savez(file, step=step, **arrays)
+        return path

@@ -1,6 +1,7 @@
 """One training step: the frozen target runs on line, the drafter learns from its hidden states."""
 
 import dataclasses
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -13,6 +14,7 @@ from dspark_jax.drafters.kinds import AnyDrafter
 from dspark_jax.models.cache import mix
 from dspark_jax.models.decoder import Decoder
 from dspark_jax.sharding import by_rows, constrain
+from train.accumulate import accumulated
 from train.anchors import block_labels, sample_anchors
 from train.losses import Labels, LossWeights, Predictions, at_rows, dspark_loss, target_table
 
@@ -151,6 +153,7 @@ class StepConfig:
     chunk: int
     share_targets: bool
     seed: int
+    accumulate: int = 1
 
 
 def gradients(
@@ -162,10 +165,22 @@ def gradients(
       params: the drafter's trainable parameters; frozen: its other variables; target: the target's parameters.
       batch: packed documents, rows split over the mesh if there is one.
     """
-    decoder = nnx.merge(config.target_graph, target)
     batch = jax.tree.map(by_rows, batch)
     key = jax.random.fold_in(jax.random.key(config.seed), step)
     anchors, keep = sample_anchors(key, batch.supervised, batch.segments, config.num_anchors)
+    compute = partial(_gradients, config, params, frozen, target)
+    if config.accumulate == 1:
+        return compute(batch, anchors, keep)
+    g = nnx.merge(config.graph, params, frozen).config.block_size
+    *_, mask = block_labels(batch.tokens, batch.supervised, batch.segments, anchors, keep, g)
+    return accumulated(compute, params, (batch, anchors, keep), mask, config.weights.positions(g), config.accumulate)
+
+
+def _gradients(
+    config: StepConfig, params: Any, frozen: Any, target: Any, batch: TokenBatch, anchors: jax.Array, keep: jax.Array
+) -> tuple[Any, dict[str, jax.Array]]:
+    """`gradients` of the blocks at `anchors` [b, a], kept where `keep`."""
+    decoder = nnx.merge(config.target_graph, target)
     if batch.features is None:
         with jax.named_scope("target"):
             hidden, taps = target_features(decoder, batch, config.tap_ids)

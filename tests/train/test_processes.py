@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -40,13 +41,18 @@ def train(directory, out, devices, *args):
     return subprocess.Popen(command, env={**os.environ, **flags}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
-def together(directory, out, *args):
-    """Two processes of four devices each; what both printed."""
+def start_together(directory, out, *args):
+    """Two processes of four devices each."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     join = ["--processes", "2", "--coordinator", f"127.0.0.1:{port}"]
-    both = [train(directory, out, 4, *join, "--process", str(i), *args) for i in range(2)]
+    return [train(directory, out, 4, *join, "--process", str(i), *args) for i in range(2)]
+
+
+def together(directory, out, *args):
+    """Runs both; what they printed."""
+    both = start_together(directory, out, *args)
     said = [process.communicate(timeout=900)[0].decode() for process in both]
     assert [process.returncode for process in both] == [0, 0], "\n".join(said)
     return said
@@ -70,6 +76,26 @@ def test_two_processes_train_as_one(tmp_path, tiny_directory):
     one, two = (load_file(out / "drafter" / "model.safetensors") for out in (alone, both))
     for name in one:
         np.testing.assert_allclose(two[name].astype(np.float32), one[name].astype(np.float32), atol=1e-2, err_msg=name)
+
+
+@pytest.mark.slow
+def test_all_processes_stop_when_one_is_told(tmp_path, tiny_directory):
+    write_answers(tmp_path / "answers.jsonl")
+    out = tmp_path / "both"
+    many = ["--steps", "4000", "--checkpoint-every", "4000"]
+    both = start_together(tiny_directory, out, *many)
+    while not (out / "metrics.jsonl").is_file() or len(losses(out)) < 3:
+        assert all(process.poll() is None for process in both)
+        time.sleep(0.1)
+    both[1].terminate()
+    said = [process.communicate(timeout=900)[0].decode() for process in both]
+    assert [process.returncode for process in both] == [143, 143], "\n".join(said)
+    (saved,) = (path.name for path in (out / "checkpoints").iterdir())
+    assert f"stopped by SIGTERM; checkpoint {saved} is saved" in said[0] and "stopped" not in said[1]
+    assert len(losses(out)) == int(saved) < 4000
+    steps = str(int(saved) + 2)
+    together(tiny_directory, out, "--steps", steps, "--checkpoint-every", "4000")
+    assert len(losses(out)) == int(steps)
 
 
 @pytest.mark.parametrize(
