@@ -83,9 +83,9 @@ def constrain(x: jax.Array, *axes: Any) -> jax.Array:
     return x if jax.sharding.get_abstract_mesh().empty else jax.lax.with_sharding_constraint(x, P(*axes))
 
 
-def by_rows(x: jax.Array) -> jax.Array:
-    """Splits an array along its first axis, over everything that shares rows."""
-    return constrain(x, ROWS, *(None,) * (jnp.ndim(x) - 1))
+def by_rows(x: jax.Array, *axes: Any) -> jax.Array:
+    """Splits an array along its first axis, over everything that shares rows, and along the next over `axes`."""
+    return constrain(x, ROWS, *axes, *(None,) * (jnp.ndim(x) - 1 - len(axes)))
 
 
 def row_shards(mesh: Mesh | None = None) -> int:
