@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -45,7 +46,8 @@ def make_mesh(shape: Sequence[int] = (-1, 1, 1), devices: Sequence[Any] | None =
             f"what is left; got {tuple(shape)}."
         )
     sizes = tuple(len(devices) // known if n == -1 else n for n in shape)
-    return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    grid = create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def spec_of(name: str, shape: Sequence[int], mesh: Mesh) -> P:
@@ -83,9 +85,9 @@ def constrain(x: jax.Array, *axes: Any) -> jax.Array:
     return x if jax.sharding.get_abstract_mesh().empty else jax.lax.with_sharding_constraint(x, P(*axes))
 
 
-def by_rows(x: jax.Array) -> jax.Array:
-    """Splits an array along its first axis, over everything that shares rows."""
-    return constrain(x, ROWS, *(None,) * (jnp.ndim(x) - 1))
+def by_rows(x: jax.Array, *axes: Any) -> jax.Array:
+    """Splits an array along its first axis, over everything that shares rows, and along the next over `axes`."""
+    return constrain(x, ROWS, *axes, *(None,) * (jnp.ndim(x) - 1 - len(axes)))
 
 
 def row_shards(mesh: Mesh | None = None) -> int:

@@ -38,7 +38,13 @@ class RunConfig:
       cache_features: run the target once over all documents and keep its hidden states on disk, instead of on line in
         every step; pays when documents are seen more than once.
       share_targets: see `train.step.drafter_loss`.
-      chunk: block positions whose logits exist at once.
+      chunk: block positions whose logits exist at once on a device.
+      attention_chunk, query_chunk: anchors of a row in the drafter, and queries of a row in the target, whose attention
+        scores exist at once; 0 is all. remat: keep little of the drafter for the backward pass, and compute the rest
+        again. scan_layers: run the target's layers as one loop, on a copy of their parameters, which compiles much
+        faster. These change memory and time, and results by rounding alone.
+      compute_dtype: of the drafter's activations and products. Its parameters and the optimizer stay float32.
+      weights: of the loss's terms; without one on confidence a DSpark drafter has no confidence head.
       optimizer: `muon` orthogonalises the updates of the backbone's matrices; everything else stays with AdamW.
       mesh: devices along (data, fsdp, tensor), one of them -1 for what is left. Rows of a batch are split over data and
         fsdp, parameters over fsdp and tensor; what is computed does not depend on it, up to rounding.
@@ -73,6 +79,11 @@ class RunConfig:
     cache_features: bool = False
     share_targets: bool = False
     chunk: int = 640
+    attention_chunk: int = 0
+    query_chunk: int = 0
+    remat: bool = False
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    scan_layers: bool = False
     mesh: tuple[int, int, int] = (-1, 1, 1)
     steps: int = 1000
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -110,9 +121,12 @@ class RunConfig:
         for name in (*sizes, "accumulate", "checkpoint_every", "log_every", "eval_prompts", "eval_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        for name in ("markov_rank", "intermediate_size", "draft_vocab_size", "eval_every"):
+        counts = ("markov_rank", "intermediate_size", "draft_vocab_size", "eval_every")
+        for name in (*counts, "attention_chunk", "query_chunk"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
+        if self.query_chunk and self.seq_len % self.query_chunk:
+            raise ValueError(f"query_chunk must divide seq_len {self.seq_len}, got {self.query_chunk}.")
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema must be within 0..1, 1 excluded, got {self.ema}; 0 keeps no average.")
         if bool(self.eval_every) != bool(self.eval_data):
@@ -146,8 +160,8 @@ class RunConfig:
             mask_token_id=self.mask_token_id,
             markov_rank=self.markov_rank,
             markov_head_type=self.markov_head_type,
-            confidence_head=True,
-            confidence_with_markov=self.markov_rank > 0,
+            confidence_head=self.weights.confidence > 0,
+            confidence_with_markov=self.weights.confidence > 0 and self.markov_rank > 0,
             num_anchors=self.num_anchors,
         )
 

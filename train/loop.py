@@ -4,16 +4,16 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import orbax.checkpoint.experimental.v1 as ocp
 from flax import nnx
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dspark_jax.checkpoints.drafter import load_drafter, save_drafter
@@ -33,8 +33,27 @@ from train.features import FeatureCache
 from train.flops import matmul_flops
 from train.optimizer import optimizer
 from train.report import Report
-from train.step import StepConfig, TokenBatch, TrainState, train_step
+from train.step import StepConfig, TokenBatch, TrainState, jit_step
 from train.warm_start import warm_start
+
+
+def step_config(run: RunConfig, graph: Any, target_graph: Any, tx: optax.GradientTransformation) -> StepConfig:
+    """The static half of a run's step."""
+    return StepConfig(
+        graph, target_graph, tx, run.weights, run.tap_ids, run.num_anchors, run.chunk, run.share_targets, run.seed,
+        accumulate=run.accumulate, attention_chunk=run.attention_chunk, query_chunk=run.query_chunk,
+        remat=run.remat, compute_dtype=run.compute_dtype, scan_layers=run.scan_layers,
+    )  # fmt: skip
+
+
+def check_rows(run: RunConfig, mesh: Mesh) -> int:
+    """Devices that share the rows of a run's batches; ValueError where those do not divide over them."""
+    if run.batch_size % ((shards := row_shards(mesh)) * run.accumulate):
+        raise ValueError(
+            f"batch_size {run.batch_size} does not divide into {run.accumulate} micro-batches over the {shards} "
+            f"devices of data and fsdp; mesh is {dict(mesh.shape)}."
+        )
+    return shards
 
 
 def _same_shape(drafter: AnyDrafter, config: AnyDrafterConfig, path: str) -> AnyDrafter:
@@ -69,7 +88,7 @@ def _grown(drafter: AnyDrafter, config: AnyDrafterConfig, documents: TokenStore)
     return grown
 
 
-def _trained(drafter: AnyDrafter, only: tuple[str, ...]) -> Callable[[tuple, nnx.Variable], bool]:
+def trained(drafter: AnyDrafter, only: tuple[str, ...]) -> Callable[[tuple, nnx.Variable], bool]:
     """Which variables a run trains: all parameters, or those of the modules named."""
     modules = {path[0] for path, _ in nnx.to_flat_state(nnx.state(drafter, nnx.Param))}
     if unknown := sorted(set(only) - modules):
@@ -107,12 +126,7 @@ class Trainer:
         self.run = run
         self.out = Path(run.out).absolute()
         self.mesh = make_mesh(run.mesh, devices)
-        self._row_sharding, self.shards = NamedSharding(self.mesh, P(ROWS)), row_shards(self.mesh)
-        if run.batch_size % (self.shards * run.accumulate):
-            raise ValueError(
-                f"batch_size {run.batch_size} does not divide into {run.accumulate} micro-batches over the "
-                f"{self.shards} devices of data and fsdp; mesh is {dict(self.mesh.shape)}."
-            )
+        self._row_sharding, self.shards = NamedSharding(self.mesh, P(ROWS)), check_rows(run, self.mesh)
         if target is None:
             loaded = load_target(run.target, place=placer(self.mesh))
             target, tokenizer = loaded.model, loaded.tokenizer
@@ -124,20 +138,16 @@ class Trainer:
         documents, self.counts = cached_documents(run.tokens_directory, run.data, reader)
         self.data = PackedData(documents, run.seq_len, run.batch_size, run.seed)
         drafter = self._build(documents)
-        graph, params, frozen = nnx.split(drafter, _trained(drafter, run.train_only), ...)
+        graph, params, frozen = nnx.split(drafter, trained(drafter, run.train_only), ...)
         target_graph, self._target = nnx.split(self.target)
         params, self._frozen, self._target = (self._put(tree) for tree in (params, frozen, self._target))
         tx = optimizer(run)
-        self.config = StepConfig(
-            graph, target_graph, tx, run.weights, run.tap_ids, run.num_anchors, run.chunk, run.share_targets, run.seed,
-            run.accumulate,
-        )  # fmt: skip
+        self.config = step_config(run, graph, target_graph, tx)
         lie = shardings(jax.eval_shape(tx.init, params), self.mesh)
         self.state = TrainState(self._put(np.zeros((), np.int32)), params, jax.jit(tx.init, out_shardings=lie)(params))
         everywhere = NamedSharding(self.mesh, P())
         lie = shardings(self.state, self.mesh)
-        step = partial(train_step, self.config)
-        self._step = jax.jit(step, donate_argnames=("state",), out_shardings=(lie, everywhere))
+        self._step = jit_step(self.config, lie, self.mesh)
         self._gather = jax.jit(lambda tree: tree, out_shardings=everywhere)
         self.out.mkdir(parents=True, exist_ok=True)
         policies = ocp.training.preservation_policies
@@ -274,6 +284,7 @@ class Trainer:
         """What the state means must not change under it; how long it runs and where it writes may."""
         free = {"out", "steps", "checkpoint_every", "log_every", "chunk", "cache_features", "share_targets", "mesh"}
         free |= {"accumulate", "eval_every", "eval_data", "eval_prompts", "eval_tokens"}
+        free |= {"attention_chunk", "query_chunk", "remat", "scan_layers"}
         free |= {"data", "tokens", "chat"}  # the checksum tells what came of them
         mine = {k: v for k, v in dataclasses.asdict(self.run).items() if k not in free}
         mine = json.loads(json.dumps({**mine, "documents": len(self.data.documents), "crc": self.data.crc}))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from dspark_jax.models.decoder import tokens_only
 from dspark_jax.models.layers import linear
-from dspark_jax.sharding import row_shards
+from dspark_jax.sharding import by_rows, row_shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Predictions:
     """What is trained, at n block positions of each of b sequences.
 
     Attributes:
-      hidden: [b, n, d] backbone output; latent: [b, n, r] of the sequential head, or None; w2: [draft_rows, r] or None.
+      hidden: [b, n, d] backbone output; latent: [b, n, r] of the sequential head, or None; w2: [draft_rows, r] or None
+        (inside the loop over chunks one for each device that shares rows, [s, draft_rows, r]).
       confidence: [b, n] logits, or None.
     """
 
@@ -129,6 +130,14 @@ def _in_chunks(b: int, n: int, chunk: int):
     return split, lambda x: jnp.moveaxis(x, 0, 1).reshape(b, -1, *x.shape[3:])[:, :n]
 
 
+def _corrections(latent: jax.Array, w2: jax.Array) -> jax.Array:
+    """Bias [b, n, draft_rows] of the sequential head; rows of a batch are scored with their device's w2."""
+    if w2.ndim == 2:
+        return linear(latent, w2)
+    apart = latent.reshape(len(w2), -1, latent.shape[-1])
+    return jnp.einsum("snr,svr->snv", apart, w2.astype(latent.dtype)).reshape(*latent.shape[:2], -1)
+
+
 def _sums(predictions: Predictions, labels: Labels, scale: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Scaled sum of the losses over the positions given, and (ce, l1, confidence, soft sums; accept rate of each).
 
@@ -142,7 +151,7 @@ def _sums(predictions: Predictions, labels: Labels, scale: jax.Array) -> tuple[j
     logits = linear(predictions.hidden, labels.draft_head)
     if predictions.latent is not None:
         assert predictions.w2 is not None
-        logits = logits + linear(predictions.latent, predictions.w2)
+        logits = logits + _corrections(predictions.latent, predictions.w2)
     log_q = jax.nn.log_softmax(labels.real(logits, labels.draft_ids), axis=-1)
     if labels.draft_ids is None:
         row, known = labels.tokens, labels.tokens < (labels.num_tokens or labels.head.shape[0])
@@ -182,6 +191,10 @@ def chunked_sums(predictions: Predictions, labels: Labels, scale: jax.Array, chu
 def _chunked(predictions: Predictions, labels: Labels, scale: jax.Array, chunk: int, gradients: bool):
     split, join = _in_chunks(labels.tokens.shape[0], labels.tokens.shape[1], chunk)
     table, where = labels.shared or (None, None)
+    w2, devices = predictions.w2, row_shards()
+    if w2 is not None and devices > 1:
+        # Each device adds up the gradient of its own rows, and they are summed once: not in every chunk.
+        predictions = dataclasses.replace(predictions, w2=by_rows(jnp.broadcast_to(w2, (devices, *w2.shape)), "tensor"))
     per_row = (
         predictions.hidden, predictions.latent, predictions.confidence,
         labels.hidden, labels.normalizer, where, labels.tokens, labels.weight,
@@ -201,17 +214,19 @@ def _chunked(predictions: Predictions, labels: Labels, scale: jax.Array, chunk: 
         (loss, (terms, accept)), grad = jax.value_and_grad(_sums, has_aux=True)(here, truth, scale)
         if grad.w2 is not None:
             w2_gradient = w2_gradient + grad.w2.astype(jnp.float32)
+            w2_gradient = by_rows(w2_gradient, "tensor") if devices > 1 else w2_gradient
         return (total + loss, sums + terms, w2_gradient), (accept, (grad.hidden, grad.latent, grad.confidence))
 
-    w2 = predictions.w2
-    w2_gradient = jnp.zeros(w2.shape, jnp.float32) if gradients and w2 is not None else None
+    w2_gradient = None
+    if gradients and predictions.w2 is not None:
+        w2_gradient = jnp.zeros(predictions.w2.shape, jnp.float32)
     zero = (jnp.zeros(()), jnp.zeros(scale.shape), w2_gradient)
     (total, sums, w2_gradient), (accept, rows) = jax.lax.scan(body, zero, jax.tree.map(split, per_row))
     grad = None
     if gradients:
         hidden, latent, confidence = jax.tree.map(join, rows)
         if w2 is not None and w2_gradient is not None:
-            w2_gradient = w2_gradient.astype(w2.dtype)
+            w2_gradient = w2_gradient.reshape(-1, *w2.shape).sum(axis=0).astype(w2.dtype)
         grad = Predictions(hidden, latent, w2_gradient, confidence)
     return (total, (sums, join(accept))), grad
 

@@ -9,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from dspark_jax.drafters.kinds import AnyDrafter
 from dspark_jax.models.cache import mix
 from dspark_jax.models.decoder import Decoder
+from dspark_jax.models.rope import rotation
 from dspark_jax.sharding import by_rows, constrain
 from train.accumulate import accumulated
 from train.anchors import block_labels, sample_anchors
@@ -42,21 +45,67 @@ class TokenBatch(Generic[Array]):
 
 @dataclasses.dataclass(frozen=True)
 class PackedAttention:
-    """The cache of a training pass: stores nothing, attends causally inside each document."""
+    """The cache of a training pass: stores nothing, attends causally inside each document.
+
+    Attributes:
+      segments: [b, t] document of every token; chunk: queries of a row whose scores exist at once, a divisor of t, or 0
+        for all.
+    """
 
     segments: jax.Array
+    chunk: int = 0
 
     def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array):
-        t = positions.shape[1]
-        causal = jnp.arange(t)[:, None] >= jnp.arange(t)
-        visible = causal & (self.segments[:, :, None] == self.segments[:, None])
-        return mix(q, k.swapaxes(1, 2), v.swapaxes(1, 2), visible), self
+        b, t = positions.shape
+        keys, values, column = k.swapaxes(1, 2), v.swapaxes(1, 2), jnp.arange(t)
+
+        def some(queries) -> jax.Array:
+            q, segments, row = queries
+            causal = row[..., None] >= column
+            return mix(q, keys, values, causal & (segments[..., None] == self.segments[:, None]))
+
+        queries = q, self.segments, jnp.broadcast_to(column, (b, t))
+        if not self.chunk:
+            return some(queries), self
+        cut = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(b, -1, self.chunk, *x.shape[2:]), 1, 0), queries)
+        return jnp.moveaxis(jax.lax.map(some, cut), 0, 1).reshape(q.shape), self
 
 
-def target_features(target: Decoder, batch: TokenBatch, tap_ids: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Final hidden states [b, t, d] and taps [b, t, m * d] of packed documents, without gradient."""
-    hidden, taps, _ = target(batch.tokens, batch.positions, PackedAttention(batch.segments), tap_ids)
+def target_features(
+    target: Decoder, batch: TokenBatch, tap_ids: tuple[int, ...], query_chunk: int = 0, scan_layers: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """Final hidden states [b, t, d] and taps [b, t, m * d] of packed documents, without gradient.
+
+    Args:
+      query_chunk: queries of a row, a divisor of t, whose scores exist at once; 0 is all.
+      scan_layers: run the layers as one loop, on a copy of their parameters: compiles as fast as one layer.
+    """
+    attention = PackedAttention(batch.segments, query_chunk)
+    run = _scanned if scan_layers else Decoder.__call__
+    hidden, taps, *_ = run(target, batch.tokens, batch.positions, attention, tap_ids)
     return jax.lax.stop_gradient((hidden, taps))
+
+
+def _scanned(
+    target: Decoder, tokens: jax.Array, positions: jax.Array, attention: PackedAttention, tap_ids: tuple[int, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """`Decoder.__call__` with its layers as one loop."""
+    x = target.embed(tokens)
+    turn = rotation(target.config.rope, target.config.head_dim, positions)
+    graphs, layers = zip(*map(nnx.split, target.layers), strict=True)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
+    # A layer writes its output where its tap stands; those without one write behind the last tap.
+    slots = [tap_ids.index(i) if i in tap_ids else len(tap_ids) for i in range(len(layers))]
+    taps = jnp.zeros((len(tap_ids) + 1, *x.shape), x.dtype)
+    taps = taps.at[0].set(x) if -1 in tap_ids else taps
+
+    def body(carry, layer):
+        (x, taps), (params, slot) = carry, layer
+        x, _ = nnx.merge(graphs[0], params)(x, 0, positions, *turn, attention)
+        return (x, taps.at[slot].set(x)), None
+
+    (x, taps), _ = jax.lax.scan(body, (x, taps), (stacked, jnp.array(slots)))
+    return target.norm(x), jnp.concatenate([*taps[:-1]], axis=-1)
 
 
 def drafter_loss(
@@ -71,6 +120,8 @@ def drafter_loss(
     chunk: int = 512,
     share_targets: bool = False,
     normalizers: jax.Array | None = None,
+    attention_chunk: int = 0,
+    remat: bool = False,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Loss of a drafter on blocks at `anchors` [b, a] (kept where `keep`), given the target's hidden states and taps.
 
@@ -78,6 +129,7 @@ def drafter_loss(
       share_targets: compute the target's distribution once a position ([b, t, draft_rows] in memory) instead of once a
         block position; less work when anchors * g exceeds the sequence.
       normalizers: [b, t] of the target's logits, where they are known; see `train.losses.Labels`.
+      attention_chunk, remat: see `DSpark.blocks`.
 
     Returns:
       The loss and metrics: the three terms, acceptance by position, expected accepted length, confidence error.
@@ -85,7 +137,8 @@ def drafter_loss(
     g = drafter.config.block_size
     index, labels, mask = block_labels(batch.tokens, batch.supervised, batch.segments, anchors, keep, g)
     read = hidden if drafter.config.reads_final_hidden else taps
-    out = by_rows(drafter.blocks(target, batch.tokens, read, anchors, batch.positions, batch.segments))
+    packed = batch.positions, batch.segments
+    out = by_rows(drafter.blocks(target, batch.tokens, read, anchors, *packed, attention_chunk, remat))
     previous = jnp.concatenate(
         [jnp.take_along_axis(batch.tokens, anchors, axis=1)[..., None], labels[..., :-1]], axis=-1
     )
@@ -142,7 +195,10 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class StepConfig:
-    """The static half of a step."""
+    """The static half of a step; see `train.config.RunConfig`.
+
+    `compute_dtype` is what parameters are cast to before they are used.
+    """
 
     graph: Any
     target_graph: Any
@@ -154,6 +210,16 @@ class StepConfig:
     share_targets: bool
     seed: int
     accumulate: int = 1
+    attention_chunk: int = 0
+    query_chunk: int = 0
+    remat: bool = False
+    compute_dtype: str = "float32"
+    scan_layers: bool = False
+
+
+def _cast(tree: Any, dtype: str) -> Any:
+    """A tree with its floating numbers in `dtype`."""
+    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
 
 def gradients(
@@ -183,7 +249,7 @@ def _gradients(
     decoder = nnx.merge(config.target_graph, target)
     if batch.features is None:
         with jax.named_scope("target"):
-            hidden, taps = target_features(decoder, batch, config.tap_ids)
+            hidden, taps = target_features(decoder, batch, config.tap_ids, config.query_chunk, config.scan_layers)
         normalizers = None
     else:
         hidden, taps = (x.astype(decoder.dtype) for x in batch.features[:2])
@@ -191,10 +257,10 @@ def _gradients(
     hidden, taps = by_rows(hidden), by_rows(taps)
 
     def loss(params):
-        drafter = nnx.merge(config.graph, params, frozen)
+        drafter = nnx.merge(config.graph, *_cast((params, frozen), config.compute_dtype))
         return drafter_loss(
             drafter, decoder, batch, hidden, taps, anchors, keep,
-            config.weights, config.chunk, config.share_targets, normalizers,
+            config.weights, config.chunk, config.share_targets, normalizers, config.attention_chunk, config.remat,
         )  # fmt: skip
 
     gradient, metrics = jax.grad(loss, has_aux=True)(params)
@@ -212,3 +278,9 @@ def train_step(
     gradient, metrics = gradients(config, state.params, state.step, frozen, target, batch)
     updates, optimizer = config.optimizer.update(gradient, state.optimizer, state.params)
     return TrainState(state.step + 1, optax.apply_updates(state.params, updates), optimizer), metrics
+
+
+def jit_step(config: StepConfig, lie: TrainState, mesh: Mesh) -> Any:
+    """`train_step` as one program, which takes its state's memory over and leaves it on the mesh as `lie` says."""
+    everywhere = NamedSharding(mesh, P())
+    return jax.jit(partial(train_step, config), donate_argnames="state", out_shardings=(lie, everywhere))

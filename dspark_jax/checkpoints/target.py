@@ -70,6 +70,20 @@ def load_tokenizer(name: str | Path) -> ChatTokenizer | None:
     return ChatTokenizer.from_directory(path) if (path / "tokenizer.json").is_file() else None
 
 
+def load_target_config(name: str | Path) -> TargetConfig:
+    """The config of a target that `load_target` would load, from its config.json alone.
+
+    Without a tokenizer all rows of its table are taken for tokens.
+
+    Raises:
+      FileNotFoundError: nothing there; ValueError: the config is incomplete or of an unsupported kind.
+    """
+    path = resolve(default_gguf() if str(name) == DEFAULT_TARGET else name, files=("config.json",))
+    if path.suffix == ".gguf":
+        return GGUFSource(path).config()
+    return TargetConfig.from_hf(read_json(path / "config.json" if path.is_dir() else path))
+
+
 def read_gguf(path: Path) -> tuple[TargetConfig, TensorSource, ChatTokenizer]:
     """Config, tensors and tokenizer of a GGUF file; a turn also ends where its template ends one."""
     source = GGUFSource(path)

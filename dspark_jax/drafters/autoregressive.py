@@ -6,6 +6,7 @@ state in place of the target's.
 """
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -122,6 +123,8 @@ class Autoregressive(DraftVocabulary):
         anchors: jax.Array,
         positions: jax.Array,
         segments: jax.Array,
+        attention_chunk: int = 0,
+        remat: bool = False,
     ) -> jax.Array:
         """Training-time test (arXiv 2503.01840, section 3.2): blocks at sampled anchors, on the drafter's own states.
 
@@ -131,6 +134,8 @@ class Autoregressive(DraftVocabulary):
         Args:
           tokens: [b, t]; read: [b, t, m * d] taps or [b, t, d] final hidden states; anchors: [b, a] indices into t;
             positions, segments: [b, t] position in its document and document number of every token.
+          attention_chunk: anchors of a row whose attention scores exist at once; 0 is all.
+          remat: keep the states of each step for the backward pass, and compute the rest again there.
 
         Returns:
           Normed hidden states [b, a, g, d].
@@ -145,19 +150,23 @@ class Autoregressive(DraftVocabulary):
         state = jnp.take_along_axis(states, jnp.maximum(anchors - 1, 0)[..., None], axis=1)
         # A document's first token has no state before it.
         state = jnp.where(at(positions)[..., None] > 0, state, 0)
-        outputs, keys, values = [], [], []
+
+        def run(step: int, state: jax.Array, keys: tuple[jax.Array, ...], values: tuple[jax.Array, ...]):
+            index = jnp.minimum(anchors + step, tokens.shape[1] - 1)
+            embedded = target.embed(jnp.take_along_axis(tokens, index, axis=1)).astype(self.dtype)
+            x, attended = self.enter(embedded, state)
+            q, own_key, own_value = self.layer.attention.split(attended[:, :, None])
+            turn = self._rotation(at(positions)[..., None] - 1 + step)
+            keys, values = (*keys, rotate(own_key, *turn)), (*values, own_value)
+            own = jnp.concatenate(keys, axis=2), jnp.concatenate(values, axis=2)
+            mixed = block_mix(rotate(q, *turn), k, v, *own, seen, attention_chunk)
+            return self.layer.finish(x[:, :, None], mixed)[:, :, 0], keys, values
+
+        outputs, keys, values = [], (), ()
         for step in range(self.config.block_size):
             with jax.named_scope(f"step_{step}"):
-                index = jnp.minimum(anchors + step, tokens.shape[1] - 1)
-                embedded = target.embed(jnp.take_along_axis(tokens, index, axis=1)).astype(self.dtype)
-                x, attended = self.enter(embedded, state)
-                q, own_key, own_value = self.layer.attention.split(attended[:, :, None])
-                turn = self._rotation(at(positions)[..., None] - 1 + step)
-                keys.append(rotate(own_key, *turn))
-                values.append(own_value)
-                own = jnp.concatenate(keys, axis=2), jnp.concatenate(values, axis=2)
-                mixed = block_mix(rotate(q, *turn), k, v, *own, seen)
-                state = self.layer.finish(x[:, :, None], mixed)[:, :, 0]
+                one = partial(run, step)
+                state, keys, values = (jax.checkpoint(one) if remat else one)(state, keys, values)
                 outputs.append(self.norm(state))
         return jnp.stack(outputs, axis=2)
 

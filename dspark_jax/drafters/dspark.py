@@ -1,5 +1,7 @@
 """DSpark: a DFlash backbone, a sequential head and a confidence head. With rank 0 it is DFlash."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -142,6 +144,8 @@ class DSpark(DraftVocabulary):
         anchors: jax.Array,
         positions: jax.Array,
         segments: jax.Array,
+        attention_chunk: int = 0,
+        remat: bool = False,
     ) -> jax.Array:
         """Training forward: independent blocks at sampled anchors.
 
@@ -149,6 +153,8 @@ class DSpark(DraftVocabulary):
           tokens: [b, t]; taps: [b, t, m * d]; anchors: [b, a] indices into t; positions, segments: [b, t] position in
             its document and document number of every token. A block sees the context of its own document strictly
             before the anchor, and itself.
+          attention_chunk: anchors of a row whose attention scores exist at once; 0 is all.
+          remat: keep one array a layer for the backward pass, and compute the rest again there.
 
         Returns:
           Normed hidden states [b, a, g, d].
@@ -164,12 +170,18 @@ class DSpark(DraftVocabulary):
         block_rotation = rotation(c.rope, c.head_dim, at(positions)[..., None] + jnp.arange(width))
         index = jnp.arange(tokens.shape[1])
         seen = (index < anchors[..., None]) & (segments[:, None] == at(segments)[..., None])
+
+        def run(layer: DraftLayer, x: jax.Array, features: jax.Array) -> jax.Array:
+            k, v = layer.attention.context(features)
+            q, k_block, v_block = layer.attention.split(layer.attention_norm(x))
+            q, k_block = rotate(q, *block_rotation), rotate(k_block, *block_rotation)
+            k = rotate(k, *context_rotation)
+            return layer.finish(x, block_mix(q, k, v, k_block, v_block, seen, attention_chunk))
+
         for i, layer in enumerate(self.layers):
             with jax.named_scope(f"draft_layer_{i}"):
-                k, v = layer.attention.context(features)
-                q, k_block, v_block = layer.attention.split(layer.attention_norm(x))
-                q, k_block = rotate(q, *block_rotation), rotate(k_block, *block_rotation)
-                x = layer.finish(x, block_mix(q, rotate(k, *context_rotation), v, k_block, v_block, seen))
+                one = partial(run, layer)
+                x = (jax.checkpoint(one) if remat else one)(x, features)
         return self.norm(x)[:, :, c.first_slot :]
 
     def latents(self, previous: jax.Array, hidden: jax.Array) -> jax.Array | None:

@@ -23,16 +23,26 @@ class DraftLayer(nnx.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-def block_mix(q, k, v, k_block, v_block, seen) -> jax.Array:
+def block_mix(q, k, v, k_block, v_block, seen, chunk: int = 0) -> jax.Array:
     """Attention of many small blocks over one context and themselves, in one softmax.
 
     Args:
       q: [b, a, w, n, h]; k, v: [b, t, k, h] context; k_block, v_block: [b, a, w, k, h]; seen: [b, a, t] booleans.
+      chunk: blocks of a row whose scores exist at once, in the backward pass as well; 0 is all.
 
     Returns:
       [b, a, w, n, h].
     """
     b, a, w, n, h = q.shape
+    if 0 < chunk < a:
+
+        def split(x: jax.Array) -> jax.Array:
+            padded = jnp.pad(x, ((0, 0), (0, -a % chunk), *((0, 0),) * (x.ndim - 2)))
+            return jnp.moveaxis(padded.reshape(b, -1, chunk, *x.shape[2:]), 1, 0)
+
+        some = jax.checkpoint(lambda q, *own: block_mix(q, k, v, *own), prevent_cse=False)
+        mixed = jax.lax.map(lambda blocks: some(*blocks), tuple(map(split, (q, k_block, v_block, seen))))
+        return jnp.moveaxis(mixed, 0, 1).reshape(b, -1, w, n, h)[:, :a]
     kv = k.shape[2]
     q = q.reshape(b, a, w, kv, n // kv, h)
     outer = jnp.einsum("bawkgh,btkh->bkgawt", q, k, preferred_element_type=jnp.float32) * h**-0.5

@@ -1,0 +1,241 @@
+"""`python -m train.plan configs/RUN.py --topology v5e:4x4`: compiles a run's step for a TPU slice that is not there.
+
+Needs libtpu (`pip install 'jax[tpu]'`), which compiles without hardware, and of the target only its config.json.
+"""
+
+import dataclasses
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import tyro
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from rich.console import Console
+from rich.table import Table
+
+from dspark_jax.checkpoints.target import load_target_config
+from dspark_jax.cli.mistakes import told_in_one_line
+from dspark_jax.drafters.kinds import build_drafter
+from dspark_jax.models.config import TargetConfig
+from dspark_jax.models.decoder import Decoder, check_taps
+from dspark_jax.sharding import ROWS, make_mesh, row_shards, shardings
+from train.asked import step_flops
+from train.config import RunConfig, read_config
+from train.hlo import Counts, count
+from train.loop import check_rows, optimizer, step_config, trained
+from train.step import TokenBatch, TrainState, jit_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What its maker states of a chip: peak bf16 FLOP/s, bytes/s of HBM and of all links to other chips, HBM bytes.
+
+    `accelerator` is what libtpu takes for TPU_ACCELERATOR_TYPE.
+    """
+
+    flops: float
+    bandwidth: float
+    links: float
+    memory: float
+    accelerator: str
+
+
+GIB = 1 << 30
+CHIPS = {
+    "v4": Chip(275e12, 1.228e12, 300e9, 32 * GIB, "v4-8"),
+    "v5e": Chip(197e12, 0.819e12, 200e9, 16 * GIB, "v5litepod-16"),
+    "v5p": Chip(459e12, 2.765e12, 600e9, 95 * GIB, "v5p-8"),
+    "v6e": Chip(918e12, 1.64e12, 448e9, 32 * GIB, "v6e-16"),
+}
+
+
+def topology(name: str) -> list[Any]:
+    """Devices of a TPU slice that need not be there, such as v5e:4x4.
+
+    Raises:
+      ValueError: the chip is not known, or libtpu is missing or knows no such slice.
+    """
+    if (chip := name.split(":")[0]) not in CHIPS:
+        raise ValueError(f"--topology must be a slice of {', '.join(CHIPS)}, such as v5e:4x4; got {name!r}.")
+    # Set before libtpu starts: there is no TPU here to ask, and none may be looked for.
+    apart = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    os.environ.update({**apart, "TPU_ACCELERATOR_TYPE": CHIPS[chip].accelerator, **os.environ})
+    jax.config.update("jax_platforms", "cpu")
+    from jax.experimental import topologies
+
+    try:
+        return list(topologies.get_topology_desc(name, platform="tpu").devices)
+    except (RuntimeError, NotImplementedError) as error:
+        raise ValueError(
+            f"no TPU slice {name!r} ({error}). pip install 'jax[tpu]', and name a slice such as v5e:4x4."
+        ) from error
+
+
+def step_shapes(run: RunConfig, target: TargetConfig, mesh: Mesh) -> tuple[Any, tuple]:
+    """A run's jitted step, and the shapes, as they lie on the mesh, of what it is called with."""
+    drafter = nnx.eval_shape(lambda: build_drafter(run.drafter(target), rngs=nnx.Rngs(0)))
+    graph, params, frozen = nnx.split(drafter, trained(drafter, run.train_only), ...)
+    decoder = nnx.eval_shape(lambda: Decoder(target, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
+    target_graph, target_params = nnx.split(decoder)
+    tx = optimizer(run)
+    nothing: Any = jax.ShapeDtypeStruct((), jnp.int32)
+    state = TrainState(nothing, params, jax.eval_shape(tx.init, params))
+    rows = NamedSharding(mesh, P(ROWS))
+
+    def lay(tree):
+        of = lambda x, lie: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=lie)  # noqa: E731
+        return jax.tree.map(of, tree, shardings(tree, mesh))
+
+    def given(dtype, *width: int):
+        return jax.ShapeDtypeStruct((run.batch_size, run.seq_len, *width), dtype, sharding=rows)
+
+    d, f32 = target.hidden_size, jnp.float32
+    features = (given(jnp.bfloat16, d), given(jnp.bfloat16, len(run.tap_ids) * d), given(f32))
+    tokens = given(jnp.int32), given(jnp.bool_), given(jnp.int32), given(jnp.int32)
+    batch: Any = TokenBatch[Any](*tokens, features if run.cache_features else None)
+    step = jit_step(step_config(run, graph, target_graph, tx), shardings(state, mesh), mesh)
+    return step, (lay(state), lay(frozen), lay(target_params), batch)
+
+
+def logits_at_once(run: RunConfig, target: TargetConfig, mesh: Mesh, counts: Counts) -> int:
+    """Positions of the largest array of logits that a program holds on a device."""
+    drafter = run.drafter(target)
+    vocabularies = {n // split for n in (target.vocab_size, drafter.draft_rows) for split in (1, mesh.shape["tensor"])}
+    # Embedding, head and the sequential head's two tables, whole and split.
+    tables = [[n // split] for n in (target.hidden_size, run.markov_rank) for split in (1, mesh.shape["fsdp"])]
+    shapes = {array.shape for array in counts.arrays}
+    rows = [[n for n in shape if n not in (1, v)] for shape in shapes for v in vocabularies & {*shape}]
+    return max((math.prod(n) for n in rows if n not in tables), default=0)
+
+
+def takes_memory(run: RunConfig, target: TargetConfig, mesh: Mesh, arguments: int) -> list[tuple[float, str]]:
+    """What takes memory on a device, in bytes, roughly, the largest first, and what makes it less."""
+    drafter, tensor, rows = run.drafter(target), mesh.shape["tensor"], run.batch_size // row_shards(mesh)
+    heads, t, blocks = target.num_heads // tensor, run.seq_len, run.num_anchors * run.block_size
+    queries, anchors = run.query_chunk or t, run.attention_chunk or run.num_anchors
+    size = 2 if run.compute_dtype == "bfloat16" else 4
+    passes = drafter.num_layers if run.kind == "dspark" else run.block_size
+    inner = 8 * target.hidden_size + 4 * drafter.intermediate_size // tensor
+    scores = 1 if run.remat or run.attention_chunk else passes
+    per_block = run.block_size if run.kind == "dspark" else 1
+    found = [
+        (6 * rows * heads * queries * t, f"scores of {queries} of the target's queries: lower query_chunk"),
+        (
+            6 * scores * rows * heads * anchors * per_block * t,
+            f"scores of {anchors} anchors: lower attention_chunk",
+        ),
+        (16 * run.chunk * drafter.draft_rows // tensor, f"logits of {run.chunk} positions: lower chunk"),
+        (0 if run.remat else size * drafter.num_layers * rows * blocks * inner, "the drafter's activations: set remat"),
+        (
+            2 * rows * (t * (len(run.tap_ids) + 8) + blocks * (passes + 4)) * target.hidden_size,
+            f"states of {rows} rows: lower batch_size" if rows > 1 else "states of a row: raise tensor of mesh",
+        ),
+        (arguments, "parameters, optimizer and target: raise fsdp (or tensor) of mesh"),
+    ]
+    return sorted([entry for entry in found if entry[0]], reverse=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Compile the step of a run for a TPU slice, and tell what it needs.
+
+    Attributes:
+      topology: chip and how many of them along each axis of the slice, such as v5e:4x4 or v5p:2x2x2.
+      effort: of XLA, -1 to 1. At -1 it compiles several times faster; products and collectives stay, while temporaries
+        and bytes accessed are more than a run will see.
+      hlo: a file to write the compiled program to.
+    """
+
+    topology: str = "v5e:4x4"
+    effort: float = 0.0
+    hlo: str = ""
+
+    def main(self, run: RunConfig, console: Console) -> bool:
+        """Prints the table, and returns whether the step fits.
+
+        Raises:
+          FileNotFoundError: no such target; ValueError: no such slice, or a mesh or batch that does not fit it.
+        """
+        target, devices = load_target_config(run.target), topology(self.topology)
+        mesh, chip = make_mesh(run.mesh, devices), CHIPS[self.topology.split(":")[0]]
+        check_rows(run, mesh)
+        if run.kind != "mtp":
+            check_taps(run.tap_ids, target.num_layers)
+        shape = " x ".join(f"{n} {axis}" for axis, n in mesh.shape.items())
+        console.print(f"{run.kind} for {run.target} on {self.topology}, {mesh.size} chips as {shape}", highlight=False)
+        jax.config.update("jax_exec_time_optimization_effort", self.effort)
+        jax.config.update("jax_memory_fitting_effort", self.effort)
+        started = time.perf_counter()
+        with jax.set_mesh(mesh):
+            step, arguments = step_shapes(run, target, mesh)
+            try:
+                compiled = step.lower(*arguments).compile()
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+                console.print(
+                    f"does not fit: {str(error).splitlines()[0]} What takes memory, and what to turn:", markup=False
+                )
+                held = sum(
+                    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(arguments)
+                )
+                for size, what in takes_memory(run, target, mesh, held):
+                    console.print(f"  {size / GIB:6.2f} GiB  {what}", highlight=False)
+                return False
+        text = compiled.as_text()
+        if self.hlo:
+            Path(self.hlo).write_text(text)
+        console.print(table(run, target, mesh, chip, compiled.memory_analysis(), count(text)))
+        console.print(f"in {time.perf_counter() - started:.0f} s, at XLA's effort {self.effort:g}", highlight=False)
+        return True
+
+
+def table(run: RunConfig, target: TargetConfig, mesh: Mesh, chip: Chip, memory: Any, counts: Counts) -> Table:
+    """What a compiled step needs on a device, a row each."""
+    asked = sum(step_flops(run, target).values()) / mesh.size
+    times = {
+        "products": counts.flops / chip.flops,
+        "HBM": counts.bytes / chip.bandwidth,
+        "links": counts.wire / chip.links,
+    }
+    limit = max(times, key=lambda name: times[name])
+    seconds = times[limit]
+    most, forbidden = logits_at_once(run, target, mesh, counts), run.num_anchors * run.block_size
+    peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+    rows = {
+        "arguments": f"{memory.argument_size_in_bytes / GIB:.2f} GiB: drafter, optimizer, target, batch",
+        "temporaries": f"{memory.temp_size_in_bytes / GIB:.2f} GiB",
+        "peak": f"{peak / GIB:.2f} GiB of {chip.memory / GIB:.0f}: fits",
+        "logits": f"of {most} positions at once; anchors x g are {forbidden}: \\[anchors, g, v] is "
+        + ("absent" if most < forbidden else "PRESENT, lower chunk"),
+        "products": f"{counts.flops / 1e12:.2f} TFLOP, {counts.flops / asked:.3f} x the {asked / 1e12:.2f} asked for",
+        "bytes accessed": f"{counts.bytes / 1e9:.1f} GB",
+        **{f"{n} {kind}": f"{counts.sizes[kind] / 1e9:.2f} GB" for kind, n in sorted(counts.collectives.items())},
+        "time at best": ", ".join(f"{name} {1e3 * t:.0f} ms" for name, t in times.items()),
+        "step at best": f"{1e3 * seconds:.0f} ms, {run.batch_size * run.seq_len / seconds:,.0f} tokens/s",
+        "MFU at best": f"{asked / seconds / chip.flops:.0%}, bound by {limit}",
+    }
+    shown = Table(show_header=False)
+    for row in rows.items():
+        shown.add_row(*row)
+    return shown
+
+
+def main() -> None:
+    """The command; exit code 1 where the step does not fit, 2 on a user's mistake."""
+    with told_in_one_line("plan"):
+        run, args = read_config("train.plan")
+        kinds = tuple[tyro.conf.OmitArgPrefixes[RunConfig], tyro.conf.OmitArgPrefixes[Plan]]
+        run, plan = tyro.cli(kinds, default=(run, Plan()), args=args, prog=f"python -m train.plan {sys.argv[1]}")
+        sys.exit(0 if plan.main(run, Console()) else 1)
+
+
+if __name__ == "__main__":
+    main()
