@@ -26,10 +26,10 @@ from dspark_jax.drafters.kinds import build_drafter
 from dspark_jax.models.config import TargetConfig
 from dspark_jax.models.decoder import Decoder, check_taps
 from dspark_jax.sharding import ROWS, make_mesh, row_shards, shardings
-from train.asked import step_flops
 from train.config import RunConfig, read_config
 from train.hlo import Counts, count
 from train.loop import check_rows, optimizer, step_config, trained
+from train.model_flops import model_flops
 from train.step import TokenBatch, TrainState, jit_step
 
 
@@ -85,7 +85,8 @@ def step_shapes(run: RunConfig, target: TargetConfig, mesh: Mesh) -> tuple[Any, 
     decoder = nnx.eval_shape(lambda: Decoder(target, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
     target_graph, target_params = nnx.split(decoder)
     tx = optimizer(run)
-    state = TrainState(jax.ShapeDtypeStruct((), jnp.int32), params, jax.eval_shape(tx.init, params))
+    updates: Any = jax.ShapeDtypeStruct((), jnp.int32)
+    state = TrainState(updates, params, jax.eval_shape(tx.init, params))
     rows = NamedSharding(mesh, P(ROWS))
 
     def lay(tree):
@@ -198,7 +199,7 @@ class Plan:
 
 def table(run: RunConfig, target: TargetConfig, mesh: Mesh, chip: Chip, memory: Any, counts: Counts) -> Table:
     """What a compiled step needs on a device, a row each."""
-    asked = sum(step_flops(run, target).values()) / mesh.size
+    asked = sum(model_flops(run, target).values()) / mesh.size
     times = {
         "products": counts.flops / chip.flops,
         "HBM": counts.bytes / chip.bandwidth,
