@@ -106,13 +106,14 @@ def step_shapes(run: RunConfig, target: TargetConfig, mesh: Mesh) -> tuple[Any, 
 
 def logits_at_once(run: RunConfig, target: TargetConfig, mesh: Mesh, counts: Counts) -> int:
     """Positions of the largest array of logits that a program holds on a device."""
-    drafter = run.drafter(target)
-    vocabularies = {n // split for n in (target.vocab_size, drafter.draft_rows) for split in (1, mesh.shape["tensor"])}
-    # Embedding, head and the sequential head's two tables, whole and split.
-    tables = [[n // split] for n in (target.hidden_size, run.markov_rank) for split in (1, mesh.shape["fsdp"])]
+    fsdp, tensor = mesh.shape["fsdp"], mesh.shape["tensor"]
+    vocabularies = {n // split for n in (target.vocab_size, run.drafter(target).draft_rows) for split in (1, tensor)}
+    # Embedding, head and the sequential head's two tables, whole, split, or in the pieces they were gathered from.
+    splits = (1, fsdp, tensor, fsdp * tensor)
+    tables = {n // split for n in (target.hidden_size, run.markov_rank) for split in splits}
     shapes = {array.shape for array in counts.arrays}
-    rows = [[n for n in shape if n not in (1, v)] for shape in shapes for v in vocabularies & {*shape}]
-    return max((math.prod(n) for n in rows if n not in tables), default=0)
+    rows = {math.prod(shape) // v for shape in shapes for v in vocabularies & {*shape}}
+    return max(rows - tables, default=0)
 
 
 def takes_memory(run: RunConfig, target: TargetConfig, mesh: Mesh, arguments: int) -> list[tuple[float, str]]:

@@ -29,7 +29,7 @@ def test_a_chip_that_is_not_known_is_refused(name):
 
 def test_logits_are_told_from_tables(mesh):
     v, d, r = TARGET.vocab_size, TARGET.hidden_size, RUN.markov_rank
-    shapes = ((v, d), (r, v), (1, v, r), (12, v), (1, 24, v), (v,), (100, d))
+    shapes = ((v, d), (r, v), (1, v, r), (4, v, d // 4), (12, v), (1, 24, v), (v,), (100, d))
     arrays = {Array("f32", shape) for shape in shapes}
     assert logits_at_once(RUN, TARGET, mesh, Counts(arrays=arrays)) == 24
     assert logits_at_once(RUN, TARGET, mesh, Counts(arrays=arrays | {Array("bf16", (d, 2, v))})) == 2 * d
