@@ -1,12 +1,14 @@
 """Planning for hardware that is not there."""
 
 import dataclasses
+import json
 
 import jax
 import pytest
 from rich.console import Console
 
 from configs import tiny
+from dspark_jax.checkpoints.target import load_target_config
 from dspark_jax.models.config import TargetConfig
 from dspark_jax.sharding import make_mesh
 from train.hlo import Array, Counts
@@ -14,6 +16,13 @@ from train.plan import Plan, logits_at_once, takes_memory, topology
 
 TARGET = TargetConfig.from_hf(tiny.TARGET)
 RUN = dataclasses.replace(tiny.run, draft_vocab_size=0)
+
+
+def test_of_a_target_its_config_is_enough(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(tiny.TARGET))
+    assert load_target_config(tmp_path) == TARGET
+    with pytest.raises(FileNotFoundError):
+        load_target_config(tmp_path / "nothing")
 
 
 @pytest.fixture(scope="module")
