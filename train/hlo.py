@@ -129,15 +129,15 @@ def count(text: str) -> Counts:
     computations, entry = parse(text)
     counts, channels = Counts(), set()
     for instruction, where, times, fused in _walk(computations, entry, 1, False):
-        here, text = computations[where], instruction.attributes
+        here, attributes = computations[where], instruction.attributes
         counts.arrays.update(instruction.arrays)
         kind = instruction.kind.removesuffix("-start")
         if kind in ("dot", "convolution"):
             counts.flops += times * _product(instruction, here)
-        elif kind in COLLECTIVES and not channels & (channel := {*_numbers(r"channel_id=(\d+)", text)}):
+        elif kind in COLLECTIVES and not channels & (channel := {*_numbers(r"channel_id=(\d+)", attributes)}):
             # Spread over several fusions, each of which computes something meanwhile, it is still one.
             channels |= channel
-            n = _group(text)
+            n = _group(attributes)
             size = sum(a.bytes for operand in instruction.operands for a in here[operand].arrays)
             size *= n if kind == "all-gather" else 1
             kind = "reduce-scatter" if "all-reduce-scatter" in where else kind
@@ -157,11 +157,10 @@ def _walk(
     for instruction in computations[name].values():
         yield instruction, name, times, fused
         if instruction.kind in ("while", "fusion", "call", "conditional", "async-start"):
-            trips = times * (
-                _trips(instruction, computations[name], computations) if instruction.kind == "while" else 1
-            )
+            loop = instruction.kind == "while"
+            again = times * _trips(instruction, computations[name], computations) if loop else times
             for called in instruction.called:
-                yield from _walk(computations, called, trips, fused or instruction.kind == "fusion")
+                yield from _walk(computations, called, again, fused or instruction.kind == "fusion")
 
 
 def _trips(loop: Instruction, here: Computation, computations: dict[str, Computation]) -> int:

@@ -26,10 +26,10 @@ from dspark_jax.drafters.kinds import build_drafter
 from dspark_jax.models.config import TargetConfig
 from dspark_jax.models.decoder import Decoder, check_taps
 from dspark_jax.sharding import ROWS, make_mesh, row_shards, shardings
-from train.asked import step_flops
 from train.config import RunConfig, read_config
 from train.hlo import Counts, count
 from train.loop import check_rows, optimizer, step_config, trained
+from train.model_flops import model_flops
 from train.step import TokenBatch, TrainState, jit_step
 
 
@@ -85,8 +85,8 @@ def step_shapes(run: RunConfig, target: TargetConfig, mesh: Mesh) -> tuple[Any, 
     decoder = nnx.eval_shape(lambda: Decoder(target, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
     target_graph, target_params = nnx.split(decoder)
     tx = optimizer(run)
-    nothing: Any = jax.ShapeDtypeStruct((), jnp.int32)
-    state = TrainState(nothing, params, jax.eval_shape(tx.init, params))
+    updates: Any = jax.ShapeDtypeStruct((), jnp.int32)
+    state = TrainState(updates, params, jax.eval_shape(tx.init, params))
     rows = NamedSharding(mesh, P(ROWS))
 
     def lay(tree):
@@ -106,13 +106,14 @@ def step_shapes(run: RunConfig, target: TargetConfig, mesh: Mesh) -> tuple[Any, 
 
 def logits_at_once(run: RunConfig, target: TargetConfig, mesh: Mesh, counts: Counts) -> int:
     """Positions of the largest array of logits that a program holds on a device."""
-    drafter = run.drafter(target)
-    vocabularies = {n // split for n in (target.vocab_size, drafter.draft_rows) for split in (1, mesh.shape["tensor"])}
-    # Embedding, head and the sequential head's two tables, whole and split.
-    tables = [[n // split] for n in (target.hidden_size, run.markov_rank) for split in (1, mesh.shape["fsdp"])]
+    fsdp, tensor = mesh.shape["fsdp"], mesh.shape["tensor"]
+    vocabularies = {n // split for n in (target.vocab_size, run.drafter(target).draft_rows) for split in (1, tensor)}
+    # Embedding, head and the sequential head's two tables, whole, split, or in the pieces they were gathered from.
+    splits = (1, fsdp, tensor, fsdp * tensor)
+    tables = {n // split for n in (target.hidden_size, run.markov_rank) for split in splits}
     shapes = {array.shape for array in counts.arrays}
-    rows = [[n for n in shape if n not in (1, v)] for shape in shapes for v in vocabularies & {*shape}]
-    return max((math.prod(n) for n in rows if n not in tables), default=0)
+    rows = {math.prod(shape) // v for shape in shapes for v in vocabularies & {*shape}}
+    return max(rows - tables, default=0)
 
 
 def takes_memory(run: RunConfig, target: TargetConfig, mesh: Mesh, arguments: int) -> list[tuple[float, str]]:
@@ -148,8 +149,8 @@ class Plan:
 
     Attributes:
       topology: chip and how many of them along each axis of the slice, such as v5e:4x4 or v5p:2x2x2.
-      effort: of XLA, -1 to 1. At -1 it compiles several times faster; products and collectives stay, while temporaries
-        and bytes accessed are more than a run will see.
+      effort: of XLA, -1 to 1. At -1 it compiles several times faster; products stay, while temporaries and bytes
+        accessed are more than a run will see.
       hlo: a file to write the compiled program to.
     """
 
@@ -199,7 +200,7 @@ class Plan:
 
 def table(run: RunConfig, target: TargetConfig, mesh: Mesh, chip: Chip, memory: Any, counts: Counts) -> Table:
     """What a compiled step needs on a device, a row each."""
-    asked = sum(step_flops(run, target).values()) / mesh.size
+    asked = sum(model_flops(run, target).values()) / mesh.size
     times = {
         "products": counts.flops / chip.flops,
         "HBM": counts.bytes / chip.bandwidth,

@@ -81,10 +81,9 @@ class Report:
         with self.file.open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
         for name, value in values.items():
-            parts = (
-                enumerate(value, 1) if isinstance(value, list) else value.items() if isinstance(value, dict) else None
-            )
-            for tag, x in [(name, value)] if parts is None else [(f"{name}/{part}", x) for part, x in parts]:
+            parts = dict(enumerate(value, 1)) if isinstance(value, list) else value
+            tags = {f"{name}/{part}": x for part, x in parts.items()} if isinstance(parts, dict) else {name: value}
+            for tag, x in tags.items():
                 self.board.add_scalar(tag, x, step)
         self.board.flush()
 

@@ -8,8 +8,8 @@ import pytest
 from configs import tiny, tiny_eagle3, tiny_mtp
 from dspark_jax.models.config import TargetConfig
 from dspark_jax.sharding import make_mesh
-from train.asked import step_flops
 from train.hlo import count
+from train.model_flops import model_flops
 from train.plan import step_shapes
 
 PROGRAM = """HloModule jit_step, entry_computation_layout={(f32[8,16]{1,0})->f32[8,16]{1,0}}
@@ -92,6 +92,6 @@ def test_a_step_has_the_products_that_its_shapes_ask_for(kind):
     run = dataclasses.replace(KINDS[kind], chunk=16, query_chunk=32, attention_chunk=8)
     target, mesh = TargetConfig.from_hf(WIDE), make_mesh((1, 1, 1), jax.devices()[:1])
     step, arguments = step_shapes(run, target, mesh)
-    asked = sum(step_flops(run, target).values())
+    asked = sum(model_flops(run, target).values())
     # More by what is computed again in the backward pass of attention.
     assert asked <= count(step.lower(*arguments).as_text("hlo")).flops < 1.15 * asked

@@ -1,12 +1,14 @@
 """Planning for hardware that is not there."""
 
 import dataclasses
+import json
 
 import jax
 import pytest
 from rich.console import Console
 
 from configs import tiny
+from dspark_jax.checkpoints.target import load_target_config
 from dspark_jax.models.config import TargetConfig
 from dspark_jax.sharding import make_mesh
 from train.hlo import Array, Counts
@@ -14,6 +16,13 @@ from train.plan import Plan, logits_at_once, takes_memory, topology
 
 TARGET = TargetConfig.from_hf(tiny.TARGET)
 RUN = dataclasses.replace(tiny.run, draft_vocab_size=0)
+
+
+def test_of_a_target_its_config_is_enough(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(tiny.TARGET))
+    assert load_target_config(tmp_path) == TARGET
+    with pytest.raises(FileNotFoundError):
+        load_target_config(tmp_path / "nothing")
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +38,7 @@ def test_a_chip_that_is_not_known_is_refused(name):
 
 def test_logits_are_told_from_tables(mesh):
     v, d, r = TARGET.vocab_size, TARGET.hidden_size, RUN.markov_rank
-    shapes = ((v, d), (r, v), (1, v, r), (12, v), (1, 24, v), (v,), (100, d))
+    shapes = ((v, d), (r, v), (1, v, r), (4, v, d // 4), (12, v), (1, 24, v), (v,), (100, d))
     arrays = {Array("f32", shape) for shape in shapes}
     assert logits_at_once(RUN, TARGET, mesh, Counts(arrays=arrays)) == 24
     assert logits_at_once(RUN, TARGET, mesh, Counts(arrays=arrays | {Array("bf16", (d, 2, v))})) == 2 * d

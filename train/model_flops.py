@@ -8,7 +8,7 @@ TRAINED, FROZEN = 3, 2
 """What forward and backward pass cost in forward passes: a frozen operand has no gradient to compute."""
 
 
-def step_flops(run: RunConfig, target: TargetConfig) -> dict[str, float]:
+def model_flops(run: RunConfig, target: TargetConfig) -> dict[str, float]:
     """Operations of one step on all devices together, by part: two for each pair multiplied and added.
 
     Products of matrices alone count. Attention counts all pairs of queries and keys, masked ones too. What memory
