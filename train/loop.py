@@ -30,7 +30,6 @@ from train.data import PackedData, RowReader, TokenStore, cached_documents, freq
 from train.distributed import is_main
 from train.evaluation import Evaluation
 from train.features import FeatureCache
-from train.flops import matmul_flops
 from train.optimizer import optimizer
 from train.report import Report
 from train.step import StepConfig, TokenBatch, TrainState, jit_step
@@ -190,15 +189,12 @@ class Trainer:
         pending, last, first = None, {}, self.step
         with (
             closing(read_ahead(self._parts, first, until)) as batches,
-            Report(run, first, self.mesh.size) as report,
+            Report(run, self.target.config, first, self.mesh.size) as report,
             jax.set_mesh(self.mesh),
         ):
             for step in range(first + 1, until + 1):
                 parts = next(batches)
-                arguments = (self.state, self._frozen, self._target, self._lay(parts))
-                if report.peak and report.flops is None:
-                    report.flops = matmul_flops(self._step.trace(*arguments).jaxpr)
-                self.state, metrics = self._step(*arguments)
+                self.state, metrics = self._step(self.state, self._frozen, self._target, self._lay(parts))
                 if pending is not None:
                     last = self._read(report, *pending)
                 pending, stopped = (step, parts, metrics), stop(step)

@@ -27,9 +27,9 @@ from dspark_jax.models.config import TargetConfig
 from dspark_jax.models.decoder import Decoder, check_taps
 from dspark_jax.sharding import ROWS, make_mesh, row_shards, shardings
 from train.config import RunConfig, read_config
+from train.flops import model_flops
 from train.hlo import Counts, count
 from train.loop import check_rows, optimizer, step_config, trained
-from train.model_flops import model_flops
 from train.step import TokenBatch, TrainState, jit_step
 
 

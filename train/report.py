@@ -11,24 +11,24 @@ import jax
 from rich.console import Console
 from tensorboardX import SummaryWriter
 
+from dspark_jax.models.config import TargetConfig
 from dspark_jax.whole_file import whole_file
 from train.config import RunConfig
 from train.distributed import is_main
-from train.flops import peak_flops
+from train.flops import model_flops, peak_flops
 
 
 class Report:
     """Tells metrics as they come, in the main process, and times the steps between them.
 
-    Attributes:
-      peak: FLOP/s of all devices at best, None where that is not known; flops: of a step, once they are counted.
+    MFU is the model's FLOPs (`train.flops.model_flops`) over what all devices could do in the time, if that is known.
     """
 
-    def __init__(self, run: RunConfig, step: int, devices: int):
+    def __init__(self, run: RunConfig, target: TargetConfig, step: int, devices: int):
         """Goes on after update `step`: what a killed run told of later ones is forgotten, for they come again."""
         peak = peak_flops(jax.devices()[0])
-        self.run, self.peak = run, peak and peak * devices
-        self.flops: int | None = None
+        self.run = run
+        self._ideal = peak and sum(model_flops(run, target).values()) / (peak * devices)
         self.console, self.file = Console(force_jupyter=False), Path(run.out) / "metrics.jsonl"
         self._timed, self._since = None, 0.0
         if is_main():
@@ -71,8 +71,8 @@ class Report:
     def _speed(self, seconds: float) -> dict[str, float]:
         """Speed of steps that take `seconds` each, and the most memory that was in use on a device, where it tells."""
         speed = {"seconds": seconds, "tokens_per_second": self.run.batch_size * self.run.seq_len / seconds}
-        if self.peak and self.flops:
-            speed["mfu"] = self.flops / seconds / self.peak
+        if self._ideal:
+            speed["mfu"] = self._ideal / seconds
         if memory := jax.local_devices()[0].memory_stats():
             speed["memory_gb"] = memory["peak_bytes_in_use"] / 1e9
         return speed
