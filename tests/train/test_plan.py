@@ -62,7 +62,7 @@ def test_what_takes_most_is_named_first_and_the_knob_makes_it_less(mesh):
 def test_a_step_is_compiled_for_a_slice_that_is_not_there(tiny_directory):
     pytest.importorskip("libtpu")
     console = Console(record=True, width=120)
-    run = dataclasses.replace(tiny.run, target=str(tiny_directory), batch_size=4, mesh=(2, 2, 1))
+    run = dataclasses.replace(RUN, target=str(tiny_directory), batch_size=4, chunk=16, mesh=(2, 2, 1))
     assert Plan("v5e:2x2", effort=-1).main(run, console)
     told = console.export_text()
     assert "4 chips as 2 data x 2 fsdp" in told and "[anchors, g, v] is absent" in told
