@@ -149,8 +149,8 @@ class Plan:
 
     Attributes:
       topology: chip and how many of them along each axis of the slice, such as v5e:4x4 or v5p:2x2x2.
-      effort: of XLA, -1 to 1. At -1 it compiles several times faster; products stay, while temporaries and bytes
-        accessed are more than a run will see.
+      effort: of XLA, -1 to 1. At -1 it compiles several times faster; products stay, bytes accessed are more than a
+        run's, and temporaries differ.
       hlo: a file to write the compiled program to.
     """
 
