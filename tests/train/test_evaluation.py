@@ -3,8 +3,10 @@
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from configs.tiny import write_prompts
 from dspark_jax.decoding import generate
@@ -31,13 +33,18 @@ def start(tiny_run, disk_target, tmp_path):
 
 @pytest.mark.slow
 def test_lengths_are_those_of_generation(start, disk_target, capsys):
-    trainer, programs = start(), []
+    trainer, programs, seen = start(), [], []
+    evaluate = trainer._evaluation
+    trainer._evaluation = lambda drafter: seen.append(nnx.state(drafter)) or evaluate(drafter)
     for until in (10, 20):
         trainer.train(until=until)
         programs.append([f._cache_size() for f in (generate._prefill, generate._rounds, generate._insert)])
     assert programs[0] == programs[1]
-    told = [json.loads(line) for line in (trainer.out / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in told if "accept_length" in line] == [10, 20]
+    lines = map(json.loads, (trainer.out / "metrics.jsonl").read_text().splitlines())
+    told = [line for line in lines if "accept_length" in line]
+    assert [line["step"] for line in told] == [10, 20]
+    jax.tree.map(np.testing.assert_array_equal, seen[1], nnx.state(trainer.drafter))
+    assert not np.array_equal(seen[0].fc.weight[...], seen[1].fc.weight[...])
     generator, said = Generator(disk_target.model, trainer.drafter), capsys.readouterr().out
     for path in trainer.run.eval_data:
         with open(path) as file:
