@@ -64,6 +64,7 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a.state, b.state)
 
 
+@pytest.mark.slow
 def test_killed_while_a_checkpoint_is_written(tiny_run, disk_target, tmp_path):
     out = tmp_path / "killed"
     checkpoints = out / "checkpoints"
