@@ -9,7 +9,7 @@ demo: $(VENV)/base.stamp
 	$(BIN)/dspark generate --compare --max-tokens 128 --prompt "$(PROMPT)"
 
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright --pythonpath $(BIN)/python

@@ -1,6 +1,7 @@
 """What a run is: one frozen dataclass, one file a run under configs/, every field settable from the command line."""
 
 import dataclasses
+import math
 import runpy
 import sys
 from pathlib import Path
@@ -127,6 +128,9 @@ class RunConfig:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
         if self.query_chunk and self.seq_len % self.query_chunk:
             raise ValueError(f"query_chunk must divide seq_len {self.seq_len}, got {self.query_chunk}.")
+        for name in ("learning_rate", "clip"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}.")
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema must be within 0..1, 1 excluded, got {self.ema}; 0 keeps no average.")
         if bool(self.eval_every) != bool(self.eval_data):

@@ -23,13 +23,13 @@ class Processes:
         """Waits for all processes; must run before JAX is asked for devices.
 
         Raises:
-          ValueError: numbers that do not fit, or no coordinator; RuntimeError: `auto` found no cluster.
+          ValueError: numbers that do not fit, no coordinator, or `auto` found no cluster.
         """
         if self.processes == "auto":
             try:
                 jax.distributed.initialize()
             except ValueError as error:
-                raise RuntimeError(
+                raise ValueError(
                     f"--processes auto found no cluster ({error}). On plain hosts pass --processes N --process I "
                     "--coordinator HOST:PORT."
                 ) from error

@@ -187,6 +187,8 @@ class Trainer:
         """
         run, until = self.run, self.run.steps if until is None else until
         pending, last, first = None, {}, self.step
+        if first >= until:
+            return last
         with (
             closing(read_ahead(self._parts, first, until)) as batches,
             Report(run, self.target.config, first, self.mesh.size) as report,

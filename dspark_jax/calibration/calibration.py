@@ -43,13 +43,13 @@ class Calibration:
       temperatures: [g], positive, fitted without shifts: what servers read that know no others.
       platt: temperatures and shifts fitted together, None if they were not; takes the place of `temperatures` here.
       dataset: what they were fitted on; num_samples: rounds fitted on.
-      ece_before, ece_after: ECE of survival by position on held-out prompts, raw and under `scaling`; shorter than g
-        where the last positions were never verified, empty if unknown.
-      objective: what the fit minimised, "" if unknown; bins: of the ECE.
+      ece_before, ece_after: ECE of survival by position on held-out prompts, raw and under `temperatures`; shorter than
+        g where the last positions were never verified, empty if unknown.
+      objective: what `temperatures` minimise, "" if unknown; bins: of the ECE.
       split: how prompts were divided, None if unknown.
       drafter: fingerprint of the drafter, "" if unknown.
-      measures: {domain: (before, after)} on held-out prompts; the mix of them is `ALL`.
-      warnings: what to know about single positions.
+      measures: {domain: (raw, under `scaling`)} on held-out prompts; the mix of them is `ALL`.
+      warnings: what to know about single positions of `scaling`.
 
     Raises:
       ValueError: no temperature, one that is no positive finite number, or `platt` of another length.
@@ -116,24 +116,23 @@ def calibrate(
         raise ValueError("every confidence is exactly 1: this drafter has no confidence head, nothing to calibrate.")
     fitted, measured = records.split(held_out, seed)
     fit = fit_scaling(fitted, objective=objective, bins=bins, minimum=minimum)
-    for warning in fit.warnings:
+    platt = fit_scaling(fitted, shifts=True, minimum=minimum) if shifts else None
+    for warning in (platt or fit).warnings:
         log.warning("%s.", warning)
-    platt = fit_scaling(fitted, shifts=True, minimum=minimum).scaling if shifts else None
-    measures = measure_domains(measured, platt or fit.scaling, bins)
-    before, after = measures[ALL]
+    measures = measure_domains(measured, (platt or fit).scaling, bins)
     return Calibration(
         temperatures=fit.scaling.temperatures,
-        platt=platt,
+        platt=platt and platt.scaling,
         dataset="+".join(records.domains),
         num_samples=len(fitted),
-        ece_before=_known(before.ece),
-        ece_after=_known(after.ece),
+        ece_before=_known(measures[ALL][0].ece),
+        ece_after=_known(measure(measured, fit.scaling, bins).ece),
         objective=objective,
         bins=bins,
         split=Split(held_out, seed, len(np.unique(fitted.prompt)), len(np.unique(measured.prompt))),
         drafter=records.drafter,
         measures=measures,
-        warnings=fit.warnings,
+        warnings=(platt or fit).warnings,
     )
 
 

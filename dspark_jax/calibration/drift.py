@@ -14,6 +14,9 @@ from dspark_jax.calibration.survival import Scaling, to_survival_twin
 
 NONE = "no fit"
 
+MOST_SHORT = 0.2
+"""Share of rounds that may be shorter than a block, as the last ones of answers are."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Scheduler:
@@ -101,9 +104,14 @@ def throughput(records: Records, scaling: Scaling | None, scheduler: Scheduler, 
     verified: only then is it known what a shorter or longer prefix would have given.
 
     Raises:
-      ValueError: fewer rounds than requests, or steps_per_second too short.
+      ValueError: rounds were trimmed when recorded, are fewer than requests, or steps_per_second is too short.
     """
     r, g = scheduler.requests, records.block_size
+    if (short := np.mean(records.scheduled < g)) > MOST_SHORT:
+        raise ValueError(
+            f"{short:.0%} of the rounds verified less than the whole block of {g}, so nobody knows what the rest would "
+            "have given; record without --costs and --survival."
+        )
     if len(records) < r:
         raise ValueError(f"{len(records)} rounds are too few for {r} requests side by side; record more.")
     if len(scheduler.steps_per_second) <= r * (1 + g):

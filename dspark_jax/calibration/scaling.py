@@ -65,15 +65,13 @@ def fit_scaling(
         t, b = 1.0, 0.0
         if (count := int(tested.sum())) < minimum:
             warnings.append(f"position {k + 1} was tested in {count} rounds, fewer than {minimum}: temperature 1")
-        elif not (np.isfinite(z[tested]) & (z[tested] != 0)).any():
+        elif not np.isfinite(z[tested]).any() or (not shifts and not z[tested][np.isfinite(z[tested])].any()):
             warnings.append(f"position {k + 1} has saturated confidences only: temperature 1")
         else:
             position = before[seen], z[seen], records.survived[seen, k].astype(np.float64)
             t, b = _descend(*position) if shifts else (_search(*position, objective, bins), 0.0)
             if not GRID[1] <= t <= GRID[-2]:
-                warnings.append(
-                    f"position {k + 1} has temperature {t:.3g}, the end of the range: its logits say little"
-                )
+                warnings.append(f"position {k + 1} has temperature {t:.3g}, near an end of the range searched")
         found.append((t, b))
         before = before * sigmoid(z / t + b)
     temperatures, offsets = zip(*found, strict=True)

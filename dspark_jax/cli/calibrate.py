@@ -1,6 +1,7 @@
 """`dspark calibrate`: temperatures that make confidences probabilities, and what they are worth."""
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -29,6 +30,8 @@ from dspark_jax.scheduling.costs import load_costs
 from dspark_jax.scheduling.policies import Oracle
 from dspark_jax.scheduling.pool import Round
 
+log = logging.getLogger(__name__)
+
 
 @dataclasses.dataclass(frozen=True)
 class Calibrate:
@@ -37,7 +40,8 @@ class Calibrate:
     Attributes:
       records: .npz files that `dspark evaluate --records` wrote.
       out: where the temperatures go, as JSON that SGLang reads too.
-      check: fit nothing; measure the temperatures in this file on all the records, to see whether they still hold.
+      check: fit nothing; measure the fit in this file on all the records, to see whether it still holds; with
+        --no-shifts its temperatures alone.
       plot: where reliability diagrams of the prompts held out go (.png, .svg, .pdf).
       drift: also fit on every domain, and on all but every domain, and measure on each.
       drift_plot: where a picture of that goes.
@@ -85,8 +89,12 @@ class Calibrate:
         console = Console()
         if self.check is not None:
             known = read_calibration(self.check)
+            if self.drift:
+                raise ValueError("--check fits nothing and --drift fits; pass one of them.")
+            known = known if self.shifts else dataclasses.replace(known, platt=None)
             scaling = known.scaling_for(records.block_size, records.drafter)
-            known = dataclasses.replace(known, temperatures=scaling.temperatures, platt=scaling, bins=self.bins)
+            g, platt = records.block_size, known.platt and known.platt.first(records.block_size)
+            known = dataclasses.replace(known, temperatures=known.temperatures[:g], platt=platt, bins=self.bins)
             measured, measures = records, measure_domains(records, scaling, self.bins)
             self._print(console, known, measures, f"{self.check} on all rounds")
         else:
@@ -131,6 +139,11 @@ class Calibrate:
         records = join([read_records(path) for path in self.records])
         records = records.of_domain(*self.domain) if self.domain else records
         if self.temperature is None:
+            if len(several := np.unique(records.temperature)) > 1:
+                log.warning(
+                    "Rounds sampled at temperatures %s are taken together, and confidences mean another thing at each; "
+                    "--temperature picks those you will run.", ", ".join(f"{t:g}" for t in several),
+                )  # fmt: skip
             return records
         records = records.where(records.temperature == np.float32(self.temperature))
         if not len(records):

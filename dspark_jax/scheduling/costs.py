@@ -194,7 +194,7 @@ class CostTable:
         starts = [1, *(n + 1 for n in sizes[:-1])]
         data = {
             "sample_batch_tokens": starts,
-            "sample_steps_per_sec": [1 / self._dearest(n) for n in starts],
+            "sample_steps_per_sec": [1 / self._dearest(n) for n in sizes],
             "max_batch_tokens": sizes[-1],
             "environment": None if self.environment is None else dict(self.environment),
             "contexts": [
@@ -282,8 +282,11 @@ def _read_samples(data: dict[str, Any]) -> CostTable:
 
 
 def _read_sum(data: dict[str, Any]) -> CostTable:
-    """T = bias + alpha(requests) + theta(tokens), both linear between probes and flat outside."""
+    """T = bias + alpha(requests) + theta(tokens): theta linear between probes and flat below the first, alpha that of
+    the next probe; beyond the last ones the table ends."""
     requests, sizes = _ints(data["bs_probes"]), _ints(data["m_probes"])
+    if not sizes or sizes[0] < 1 or any(b <= a for a, b in pairwise(sizes)):
+        raise ValueError(f"m_probes must be positive and ascending, got {list(sizes)}.")
     alpha, theta = _floats(data["alpha_seconds"]), _floats(data["theta_seconds"])
     tokens = tuple(range(1, sizes[-1] + 1))
     body = float(data["bias_seconds"]) + np.interp(tokens, sizes, theta)

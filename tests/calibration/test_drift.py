@@ -63,6 +63,8 @@ def test_throughput_by_hand(rounds):
 
 
 def test_throughput_refuses_what_it_cannot_know(rounds):
+    with pytest.raises(ValueError, match="100% of the rounds verified less than the whole block of 4"):
+        throughput(rounds(400, lengths=np.full(400, 2)), None, Scheduler(best_lengths, SPS, requests=8))
     with pytest.raises(ValueError, match="too few for 8 requests"):
         throughput(rounds(4), None, Scheduler(best_lengths, SPS, requests=8))
     with pytest.raises(ValueError, match="must reach 40 tokens"):

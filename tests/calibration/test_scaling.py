@@ -67,6 +67,13 @@ def test_right_confidences_are_left_alone_when_chance_explains_what_a_fit_gains(
     assert np.mean(untouched) >= 0.8
 
 
+def test_a_shift_gives_a_head_that_says_nothing_the_mean(rounds):
+    records = rounds(3000)
+    records.confidence_logits[:, 0] = 0
+    found = fit_scaling(records, shifts=True).scaling
+    assert 1 / (1 + np.exp(-found.shifts[0])) == pytest.approx(records.survived[:, 0].mean(), abs=1e-3)
+
+
 def test_positions_hardly_ever_tested_get_no_shift(rounds):
     records = rounds(3000)
     found = fit_scaling(trim(records, np.where(np.arange(3000) < 60, 4, 2)), shifts=True)

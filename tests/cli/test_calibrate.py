@@ -42,7 +42,13 @@ def test_it_prints_tables_and_writes_temperatures_and_a_picture(tmp_path, capsys
     assert platt is not None and "with shifts: temperatures" in (text := capsys.readouterr().out)
     assert " ".join(f"{b:.3f}" for b in platt.shifts) in text
     main(["calibrate", records, "--check", out])
-    assert " ".join(f"{b:.3f}" for b in platt.shifts) in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert " ".join(f"{b:.3f}" for b in platt.shifts) in text
+    assert " ".join(f"{t:.3f}" for t in read_calibration(out).temperatures) in text
+    main(["calibrate", records, "--check", out, "--no-shifts"])
+    assert "with shifts" not in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["calibrate", records, "--check", out, "--drift"])
 
 
 def test_drift_is_priced_by_a_cost_table(tmp_path, capsys, monkeypatch):

@@ -101,11 +101,20 @@ def test_others_read_our_files_as_one_curve(tmp_path):
     CostTable(((512, COSTS),), HERE).save(path)
     data = json.loads(path.read_text())
     assert data["sample_batch_tokens"] == [1, 2, 3, 5] and data["max_batch_tokens"] == 16
-    assert data["sample_steps_per_sec"] == pytest.approx([1 / 13, 1 / 17, 1 / 18, 1 / 45])
+    assert data["sample_steps_per_sec"] == pytest.approx([1 / 13, 1 / 17, 1 / 23, 1 / 45])
     del data["contexts"], data["environment"]
     path.write_text(json.dumps(data))
     curve = load_costs(path).at(100_000)
-    assert seconds(curve, 1, [1, 2, 3, 5, 16]) == pytest.approx([13, 17, 18, 45, 45])
+    assert seconds(curve, 1, [1, 2, 3, 5, 16]) == pytest.approx([13, 17, 23, 45, 45])
+
+
+@pytest.mark.parametrize("probes", [[8, 1, 4], [], [0, 1]])
+def test_probes_of_tokens_must_ascend(tmp_path, probes):
+    path = tmp_path / "sum.json"
+    terms = {"bias_seconds": 0.01, "bs_probes": [1], "alpha_seconds": [0.0], "m_probes": probes}
+    path.write_text(json.dumps({**terms, "theta_seconds": [0.1] * len(probes)}))
+    with pytest.raises(ValueError, match="m_probes must be positive and ascending"):
+        load_costs(path)
 
 
 def test_sampled_steps_per_second_are_looked_up_downwards(tmp_path):

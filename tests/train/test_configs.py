@@ -94,6 +94,13 @@ def test_what_an_autoregressive_drafter_lacks_is_refused(fields, says):
         RunConfig(out="x", **fields)
 
 
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["learning_rate", "clip"])
+def test_rates_that_break_a_run_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be positive and finite"):
+        RunConfig(out="x", **{name: value})
+
+
 def test_queries_that_do_not_divide_a_row_are_refused():
     with pytest.raises(ValueError, match="query_chunk must divide seq_len 512, got 100"):
         RunConfig(out="x", query_chunk=100)

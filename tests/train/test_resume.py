@@ -41,6 +41,7 @@ def test_twenty_steps_are_ten_and_ten(start, tmp_path):
     assert_same(first, second)
     for step in (10, 15, 19):
         jax.tree.map(np.testing.assert_array_equal, whole.data.batch(step), second.data.batch(step))
+    assert second.train(until=5) == {} and second.step == 10
     second.train(until=20)
     assert_same(whole, second)
     assert learnt(tmp_path / "run") == learnt(tmp_path / "parts")
