@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,6 +18,14 @@ from dspark_jax.drafters.config import DrafterConfig
 from dspark_jax.drafters.dspark import DSpark
 from dspark_jax.models.decoder import Decoder
 from train.config import RunConfig
+
+
+@pytest.fixture(scope="package", autouse=True)
+def quick_compilation():
+    """Most of these programs run for milliseconds: compiling them well would cost more than running them."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="session")
