@@ -3,7 +3,8 @@
 import dataclasses
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -33,6 +34,14 @@ PROGRAMS.mkdir(mode=0o700, exist_ok=True)
 if PROGRAMS.stat().st_uid == os.getuid():
     jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+@contextmanager
+def compiled_quickly() -> Iterator[None]:
+    """Programs that run for milliseconds: most of XLA's passes would cost more than all that they save."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @dataclasses.dataclass(frozen=True)

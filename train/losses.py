@@ -12,6 +12,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from dspark_jax.models.chunks import in_chunks
 from dspark_jax.models.decoder import tokens_only
 from dspark_jax.models.layers import linear
 from dspark_jax.sharding import by_rows, row_shards
@@ -116,18 +117,12 @@ def at_rows(x: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _in_chunks(b: int, n: int, chunk: int):
-    """Cutting [b, n, ...] along n into chunks of equal size, the last padded with zeros; and joining them.
+    """`in_chunks` of equal size, of about `chunk` positions a device.
 
     A chunk holds as many positions of every sequence, so that on a mesh each device has work in all of them.
     """
     columns = max(chunk // max(b // row_shards(), 1), 1)
-    columns = -(-n // -(-n // columns))
-
-    def split(x: jax.Array) -> jax.Array:
-        padded = jnp.pad(x, ((0, 0), (0, -n % columns), *((0, 0),) * (x.ndim - 2)))
-        return jnp.moveaxis(padded.reshape(b, -1, columns, *x.shape[2:]), 1, 0)
-
-    return split, lambda x: jnp.moveaxis(x, 0, 1).reshape(b, -1, *x.shape[3:])[:, :n]
+    return in_chunks(n, -(-n // -(-n // columns)))
 
 
 def _corrections(latent: jax.Array, w2: jax.Array) -> jax.Array:

@@ -27,7 +27,7 @@ from dspark_jax.models.config import TargetConfig
 from dspark_jax.models.decoder import Decoder, check_taps
 from dspark_jax.sharding import ROWS, make_mesh, row_shards, shardings
 from train.config import RunConfig, read_config
-from train.flops import model_flops
+from train.flops import PEAKS, model_flops
 from train.hlo import Counts, count
 from train.loop import check_rows, optimizer, step_config, trained
 from train.step import TokenBatch, TrainState, jit_step
@@ -49,10 +49,10 @@ class Chip:
 
 GIB = 1 << 30
 CHIPS = {
-    "v4": Chip(275e12, 1.228e12, 300e9, 32 * GIB, "v4-8"),
-    "v5e": Chip(197e12, 0.819e12, 200e9, 16 * GIB, "v5litepod-16"),
-    "v5p": Chip(459e12, 2.765e12, 600e9, 95 * GIB, "v5p-8"),
-    "v6e": Chip(918e12, 1.64e12, 448e9, 32 * GIB, "v6e-16"),
+    "v4": Chip(PEAKS["TPU v4"], 1.228e12, 300e9, 32 * GIB, "v4-8"),
+    "v5e": Chip(PEAKS["TPU v5e"], 0.819e12, 200e9, 16 * GIB, "v5litepod-16"),
+    "v5p": Chip(PEAKS["TPU v5p"], 2.765e12, 600e9, 95 * GIB, "v5p-8"),
+    "v6e": Chip(PEAKS["TPU v6e"], 1.64e12, 448e9, 32 * GIB, "v6e-16"),
 }
 
 

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from dspark_jax.drafters.kinds import AnyDrafter
 from dspark_jax.models.cache import mix
+from dspark_jax.models.chunks import in_chunks
 from dspark_jax.models.decoder import Decoder
 from dspark_jax.models.rope import rotation
 from dspark_jax.sharding import by_rows, constrain
@@ -67,8 +68,8 @@ class PackedAttention:
         queries = q, self.segments, jnp.broadcast_to(column, (b, t))
         if not self.chunk:
             return some(queries), self
-        cut = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(b, -1, self.chunk, *x.shape[2:]), 1, 0), queries)
-        return jnp.moveaxis(jax.lax.map(some, cut), 0, 1).reshape(q.shape), self
+        split, join = in_chunks(t, self.chunk)
+        return join(jax.lax.map(some, jax.tree.map(split, queries))), self
 
 
 def target_features(

@@ -69,7 +69,8 @@ class Calibration:
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        g = len(Scaling(self.temperatures).temperatures)
+        Scaling(self.temperatures)  # refuses what is none
+        g = len(self.temperatures)
         if self.platt is not None and len(self.platt.temperatures) != g:
             raise ValueError(f"platt holds {len(self.platt.temperatures)} positions and temperatures {g}.")
 

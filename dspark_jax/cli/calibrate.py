@@ -92,8 +92,8 @@ class Calibrate:
             if self.drift:
                 raise ValueError("--check fits nothing and --drift fits; pass one of them.")
             known = known if self.shifts else dataclasses.replace(known, platt=None)
-            scaling = known.scaling_for(records.block_size, records.drafter)
-            g, platt = records.block_size, known.platt and known.platt.first(records.block_size)
+            g, scaling = records.block_size, known.scaling_for(records.block_size, records.drafter)
+            platt = known.platt and scaling
             known = dataclasses.replace(known, temperatures=known.temperatures[:g], platt=platt, bins=self.bins)
             measured, measures = records, measure_domains(records, scaling, self.bins)
             self._print(console, known, measures, f"{self.check} on all rounds")

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from dspark_jax.models.chunks import in_chunks
 from dspark_jax.models.layers import GatedMLP, Projections, RMSNorm
 
 
@@ -35,14 +36,9 @@ def block_mix(q, k, v, k_block, v_block, seen, chunk: int = 0) -> jax.Array:
     """
     b, a, w, n, h = q.shape
     if 0 < chunk < a:
-
-        def split(x: jax.Array) -> jax.Array:
-            padded = jnp.pad(x, ((0, 0), (0, -a % chunk), *((0, 0),) * (x.ndim - 2)))
-            return jnp.moveaxis(padded.reshape(b, -1, chunk, *x.shape[2:]), 1, 0)
-
+        split, join = in_chunks(a, chunk)
         some = jax.checkpoint(lambda q, *own: block_mix(q, k, v, *own), prevent_cse=False)
-        mixed = jax.lax.map(lambda blocks: some(*blocks), tuple(map(split, (q, k_block, v_block, seen))))
-        return jnp.moveaxis(mixed, 0, 1).reshape(b, -1, w, n, h)[:, :a]
+        return join(jax.lax.map(lambda blocks: some(*blocks), tuple(map(split, (q, k_block, v_block, seen)))))
     kv = k.shape[2]
     q = q.reshape(b, a, w, kv, n // kv, h)
     outer = jnp.einsum("bawkgh,btkh->bkgawt", q, k, preferred_element_type=jnp.float32) * h**-0.5

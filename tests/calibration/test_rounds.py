@@ -1,6 +1,5 @@
 """Records of rounds that really ran, and the fingerprint of the drafter that drafted them."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,15 +7,15 @@ from flax import nnx
 
 from dspark_jax import DrafterConfig, DSpark, Generator, Request, load_drafter, save_drafter
 from dspark_jax.calibration import calibrate, drafter_fingerprint, join, record_rounds
+from tests.conftest import compiled_quickly
 
 G = 3
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_compilation():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    with compiled_quickly():
+        yield
 
 
 @pytest.fixture(scope="module")

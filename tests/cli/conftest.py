@@ -1,11 +1,11 @@
 """What tests of commands share."""
 
-import jax
 import pytest
+
+from tests.conftest import compiled_quickly
 
 
 @pytest.fixture
 def quick_compilation():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    with compiled_quickly():
+        yield

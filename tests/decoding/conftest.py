@@ -23,6 +23,7 @@ from dspark_jax import (
     TargetConfig,
 )
 from dspark_jax.drafters.kinds import build_drafter
+from tests.conftest import compiled_quickly
 
 TOKENS, ROWS = 37, 40
 
@@ -57,10 +58,8 @@ def autoregressive_config(target: Decoder, kind: str) -> Eagle3Config | MTPConfi
 
 @pytest.fixture(scope="package", autouse=True)
 def quick_compilation():
-    """These programs run for milliseconds: most of XLA's passes would cost more than all the tests."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    with compiled_quickly():
+        yield
 
 
 class Scripted:

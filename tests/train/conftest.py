@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,15 +16,14 @@ from dspark_jax.checkpoints.target import LoadedTarget, load_target
 from dspark_jax.drafters.config import DrafterConfig
 from dspark_jax.drafters.dspark import DSpark
 from dspark_jax.models.decoder import Decoder
+from tests.conftest import compiled_quickly
 from train.config import RunConfig
 
 
 @pytest.fixture(scope="package", autouse=True)
 def quick_compilation():
-    """Most of these programs run for milliseconds: compiling them well would cost more than running them."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    with compiled_quickly():
+        yield
 
 
 @pytest.fixture(scope="session")
