@@ -30,14 +30,16 @@ class RunConfig:
       num_layers, block_size, tap_ids, markov_rank, markov_head_type, intermediate_size: the drafter's shape; 0 for
         intermediate_size takes the target's.
       draft_vocab_size: most frequent answer tokens that can be drafted; 0 is all.
-      warm_start: target layers whose weights the draft layers start from; empty starts at random.
+      warm_start: target layers whose weights the draft layers start from, a wider MLP's first units included; empty
+        starts at random.
       initial_drafter: a drafter checkpoint of the same shape to go on from, instead; a smaller draft vocabulary
         grows.
       train_only: modules to train, the rest of the initial drafter stays; empty trains all. `confidence` alone, on
         documents the drafter was not trained on, corrects a head that saw only documents the drafter knows by heart.
       seq_len, batch_size: packed tokens a row, rows a step; num_anchors: blocks sampled a row.
       cache_features: run the target once over all documents and keep its hidden states on disk, instead of on line in
-        every step; pays when documents are seen more than once.
+        every step; pays when documents are seen more than once. features: directory of them; empty is `out`/features.
+        Runs on the same data and taps can share it.
       share_targets: see `train.step.drafter_loss`.
       chunk: block positions whose logits exist at once on a device.
       attention_chunk, query_chunk: anchors of a row in the drafter, and queries of a row in the target, whose attention
@@ -78,6 +80,7 @@ class RunConfig:
     batch_size: int = 8
     num_anchors: int = 128
     cache_features: bool = False
+    features: str = ""
     share_targets: bool = False
     chunk: int = 640
     attention_chunk: int = 0
@@ -113,7 +116,7 @@ class RunConfig:
                 f"train_only {list(self.train_only)} would leave the rest at random; give initial_drafter."
             )
         if self.kind != "dspark":
-            wanted = {"num_layers": 1, "markov_rank": 0, "warm_start": ()}
+            wanted = {"num_layers": 1, "markov_rank": 0}
             if self.kind == "mtp":
                 wanted["tap_ids"] = ()
             if wrong := {k: getattr(self, k) for k, v in wanted.items() if getattr(self, k) != v}:
@@ -142,6 +145,11 @@ class RunConfig:
     def tokens_directory(self) -> Path:
         """Where the tokenised data are kept."""
         return Path(self.tokens or f"{self.out}/tokens").absolute()
+
+    @property
+    def features_directory(self) -> Path:
+        """Where the target's hidden states are kept."""
+        return Path(self.features or f"{self.out}/features").absolute()
 
     def drafter(self, target: TargetConfig) -> AnyDrafterConfig:
         """The drafter's config for a target."""

@@ -18,7 +18,6 @@ from jax.sharding import PartitionSpec as P
 
 from dspark_jax.checkpoints.drafter import load_drafter, save_drafter
 from dspark_jax.checkpoints.target import load_target
-from dspark_jax.drafters.dspark import DSpark
 from dspark_jax.drafters.kinds import AnyDrafter, AnyDrafterConfig, build_drafter
 from dspark_jax.drafters.vocabulary import DraftIds
 from dspark_jax.models.decoder import Decoder, check_taps
@@ -158,8 +157,9 @@ class Trainer:
         self._check_same_run()
         self._features = None
         if run.cache_features:
-            directory = self.out / "features"
-            self._features = FeatureCache(directory, self.target, documents, run.tap_ids, run.seq_len, run.batch_size)
+            self._features = FeatureCache(
+                run.features_directory, self.target, documents, run.tap_ids, run.seq_len, run.batch_size
+            )
         if self.checkpoints.latest is not None:
             self.state = self._load(self.checkpoints.latest.step)
 
@@ -265,7 +265,6 @@ class Trainer:
             ids = frequent_tokens(documents, run.draft_vocab_size, self.target.config.stop_ids)
             drafter.draft_ids[...] = jnp.asarray(ids)
         if run.warm_start:
-            assert isinstance(drafter, DSpark)
             warm_start(drafter, self.target, run.warm_start, jnp.asarray(self.data.batch(0).tokens[:1]))
         return drafter
 
@@ -280,7 +279,7 @@ class Trainer:
 
     def _check_same_run(self) -> None:
         """What the state means must not change under it; how long it runs and where it writes may."""
-        free = {"out", "steps", "checkpoint_every", "log_every", "chunk", "cache_features", "share_targets", "mesh"}
+        free = {"out", "steps", "checkpoint_every", "log_every", "chunk", "cache_features", "features", "share_targets", "mesh"}
         free |= {"accumulate", "eval_every", "eval_data", "eval_prompts", "eval_tokens"}
         free |= {"attention_chunk", "query_chunk", "remat", "scan_layers"}
         free |= {"data", "tokens", "chat"}  # the checksum tells what came of them

@@ -86,7 +86,6 @@ def test_sizes_out_of_range_are_refused(field, value):
         ({"kind": "eagle3", "num_layers": 1}, "markov_rank': 64"),
         ({"kind": "eagle3", "markov_rank": 0}, "num_layers': 2"),
         ({"kind": "mtp", "num_layers": 1, "markov_rank": 0}, r"tap_ids': \(1, 10, 19, 28\)"),
-        ({"kind": "mtp", "num_layers": 1, "markov_rank": 0, "tap_ids": (), "warm_start": (3,)}, r"warm_start': \(3,\)"),
     ],
 )
 def test_what_an_autoregressive_drafter_lacks_is_refused(fields, says):

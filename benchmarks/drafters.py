@@ -1,0 +1,174 @@
+"""Drafters of every kind, trained on the same answers for as many steps at as many parameters, and compared:
+
+python -m benchmarks.drafters --out runs/drafters --data answers.jsonl --prompts math=gsm8k.jsonl code=mbpp.jsonl \
+    chat=mt-bench.jsonl
+
+Answers are rows of `python -m train.regenerate`, prompts are rows of {"turns": [text, ...]} that were not trained on.
+All kinds start from the target's last layers and differ in nothing but the drafter and its own loss: DFlash has a third
+layer, and Eagle3 and MTP a wider MLP, where DSpark has its sequential head. Every kind is trained once a seed (weights at
+random, order of documents, anchors) and drafts greedily. A run that is killed goes on where it was: drafters and results
+are kept in `out`.
+"""
+
+import dataclasses
+import json
+import platform
+from pathlib import Path
+
+import flax
+import jax
+import numpy as np
+import tyro
+from flax import nnx
+from rich.console import Console
+from rich.table import Table
+
+from dspark_jax.checkpoints.drafter import load_drafter
+from dspark_jax.checkpoints.target import LoadedTarget, load_target
+from dspark_jax.decoding.generate import Generator, Request, whole_chunks
+from dspark_jax.drafters.kinds import build_drafter
+from dspark_jax.drafters.mtp import MTP
+from dspark_jax.evaluation import generate_many, read_prompts
+from dspark_jax.whole_file import whole_file
+from train.config import RunConfig
+from train.loop import Trainer
+from train.losses import LossWeights
+
+# On a run this short cross-entropy must lead: far from the target the total variation has almost no gradient.
+DSPARK = RunConfig(out="", num_layers=2, warm_start=(28, 29), weights=LossWeights(ce=0.5))
+ONE_LAYER = dataclasses.replace(
+    DSPARK, num_layers=1, warm_start=(29,), markov_rank=0, weights=LossWeights.training_time_test()
+)
+KINDS = {
+    "dspark": DSPARK,
+    "dspark-rnn": dataclasses.replace(DSPARK, markov_head_type="rnn"),
+    "dflash": dataclasses.replace(
+        DSPARK, num_layers=3, warm_start=(27, 28, 29), markov_rank=0, weights=LossWeights(ce=1.0, tv=0.0, confidence=0.0)
+    ),
+    "eagle3": dataclasses.replace(ONE_LAYER, kind="eagle3", intermediate_size=5400),
+    "mtp": dataclasses.replace(ONE_LAYER, kind="mtp", tap_ids=(), block_size=1, intermediate_size=6100),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class CompareDrafters:
+    """Train and compare drafters.
+
+    Attributes:
+      prompts: NAME=FILE for every domain.
+      kinds, seeds: which to train.
+      steps, batch_size, num_anchors, learning_rate: of every run; block_size: drafts of a round (MTP learns one).
+      static: drafts of a round when MTP's one step is repeated, beside its own one.
+      limit, max_tokens: prompts of a domain, new tokens of each; rows: prompts at a time.
+    """
+
+    out: Path
+    data: tuple[str, ...]
+    prompts: tuple[str, ...]
+    kinds: tuple[str, ...] = tuple(KINDS)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    steps: int = 300
+    batch_size: int = 8
+    num_anchors: int = 24
+    learning_rate: float = 2e-3
+    block_size: int = 5
+    static: tuple[int, ...] = (3, 5)
+    limit: int = 48
+    max_tokens: int = 64
+    rows: int = 48
+
+    def run(self) -> None:
+        """Trains and measures what is not there yet, and prints the table."""
+        if unknown := set(self.kinds) - set(KINDS):
+            raise ValueError(f"kinds {sorted(unknown)} are not known; expected some of {list(KINDS)}.")
+        domains = dict(pair.split("=", 1) for pair in self.prompts)
+        target = load_target("smollm2")
+        results = {}
+        for seed in self.seeds:
+            for kind in self.kinds:
+                path = self.out / f"{kind}-{seed}.json"
+                if not path.is_file():
+                    measured = self.measured(target, kind, seed, domains)
+                    with whole_file(path) as work:
+                        work.write_text(json.dumps(measured))
+                for name, found in json.loads(path.read_text()).items():
+                    results.setdefault(name, []).append(found)
+        self.show(results, list(domains))
+
+    def measured(self, target: LoadedTarget, kind: str, seed: int, domains: dict[str, str]) -> dict:
+        """Trains a drafter; for each way to use it, its parameters and [tokens, rounds] of every prompt by domain."""
+        base = KINDS[kind]
+        run = dataclasses.replace(
+            base, out=f"{self.out}/{kind}-{seed}", tokens=f"{self.out}/tokens", data=self.data, steps=self.steps,
+            features=f"{self.out}/features-{len(base.tap_ids)}", cache_features=True, batch_size=self.batch_size,
+            num_anchors=self.num_anchors, learning_rate=self.learning_rate, seed=seed, log_every=20,
+            block_size=1 if kind == "mtp" else self.block_size,
+        )  # fmt: skip
+        trainer = Trainer(run, target.model, target.tokenizer)
+        trainer.train()
+        trainer.export()
+        drafter = load_drafter(f"{run.out}/drafter", target=target.model)
+        uses = {kind: drafter}
+        if isinstance(drafter, MTP):
+            uses = {"mtp-1": drafter, **{f"mtp-{n} (static)": drafter.repeated(n) for n in self.static}}
+        return {name: self.accepted(target, use, domains) for name, use in uses.items()}
+
+    def accepted(self, target: LoadedTarget, drafter, domains: dict[str, str]) -> dict:
+        """Tokens and rounds of greedy answers."""
+        assert target.tokenizer is not None
+        generator, found = Generator(target.model, drafter), {}
+        for domain, path in domains.items():
+            prompts = [target.tokenizer.encode_chat(text) for text in read_prompts(path, self.limit)]
+            requests = [Request(ids, self.max_tokens) for ids in prompts]
+            slots = whole_chunks(max(map(len, prompts)) + self.max_tokens)
+            done = dict(generate_many(generator, requests, rows=self.rows, slots=slots))
+            lengths = [done[i].accept_lengths for i in range(len(requests))]
+            found[domain] = [[int(of.sum()), len(of)] for of in lengths]
+        size = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(drafter, nnx.Param)))
+        return {"parameters": size, "domains": found}
+
+    def show(self, results: dict[str, list[dict]], domains: list[str]) -> None:
+        """Prints accepted lengths with intervals, and each kind's macro-average against the first kind's."""
+        table = Table(title=f"tokens a round, greedy, {len(self.seeds)} seeds x {self.limit} prompts a domain, 95 %")
+        first = None
+        for column in ("drafter", "parameters", *domains, "macro-average", "first over this"):
+            table.add_column(column)
+        for name, runs in results.items():
+            # [seeds, domains, prompts, (tokens, rounds)]
+            counts = [np.array([run["domains"][domain] for run in runs], float) for domain in domains]
+            resampled = np.stack([resample(c) for c in counts])
+            macro, mine = resampled.mean(0), [taus(c) for c in counts]
+            first = (np.mean(mine), macro) if first is None else first
+            cells = [interval(tau, draws) for tau, draws in zip(mine, resampled, strict=True)]
+            ratio = interval(first[0] / np.mean(mine), first[1] / macro)
+            table.add_row(name, f"{runs[0]['parameters'] / 1e6:.1f} M", *cells, interval(np.mean(mine), macro), ratio)
+        console = Console(width=160)
+        console.print(table)
+        versions = f"jax {jax.__version__}, flax {flax.__version__}, Python {platform.python_version()}"
+        console.print(
+            f"{jax.devices()[0].device_kind}, {versions}; {self.steps} steps of {self.batch_size} rows of 512 tokens, "
+            f"{self.num_anchors} blocks a row; intervals over seeds and prompts, drawn anew together for all drafters."
+        )
+
+
+def taus(counts: np.ndarray) -> float:
+    """Tokens a round of [..., (tokens, rounds)]."""
+    return counts[..., 0].sum() / counts[..., 1].sum()
+
+
+def resample(counts: np.ndarray, draws: int = 2000) -> np.ndarray:
+    """Tokens a round of [seeds, prompts, 2], [draws] times with seeds and prompts drawn anew; the same for all."""
+    random = np.random.default_rng(0)
+    seeds, prompts, _ = counts.shape
+    picked = counts[random.integers(seeds, size=(draws, seeds, 1)), random.integers(prompts, size=(draws, 1, prompts))]
+    return picked[..., 0].sum((1, 2)) / picked[..., 1].sum((1, 2))
+
+
+def interval(value: float, draws: np.ndarray) -> str:
+    """A figure and its 95 % interval."""
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return f"{value:.2f} ({low:.2f} to {high:.2f})"
+
+
+if __name__ == "__main__":
+    tyro.cli(CompareDrafters, prog="python -m benchmarks.drafters").run()
