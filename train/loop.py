@@ -279,8 +279,8 @@ class Trainer:
 
     def _check_same_run(self) -> None:
         """What the state means must not change under it; how long it runs and where it writes may."""
-        free = {"out", "steps", "checkpoint_every", "log_every", "chunk", "cache_features", "features", "share_targets", "mesh"}
-        free |= {"accumulate", "eval_every", "eval_data", "eval_prompts", "eval_tokens"}
+        free = {"out", "steps", "checkpoint_every", "log_every", "chunk", "cache_features", "features", "mesh"}
+        free |= {"share_targets", "accumulate", "eval_every", "eval_data", "eval_prompts", "eval_tokens"}
         free |= {"attention_chunk", "query_chunk", "remat", "scan_layers"}
         free |= {"data", "tokens", "chat"}  # the checksum tells what came of them
         mine = {k: v for k, v in dataclasses.asdict(self.run).items() if k not in free}

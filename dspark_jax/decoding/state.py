@@ -96,7 +96,7 @@ class State:
 
 
 def until_stop(block: jax.Array, count: jax.Array, stop_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Of the first `count` [b] tokens of block [b, w], those up to the first of stop_ids [b, n], and whether it is there."""
+    """The first `count` [b] tokens of block [b, w] up to one of stop_ids [b, n]: how many, and whether there is one."""
     stops = (block[..., None] == stop_ids[:, None]).any(-1) & (jnp.arange(block.shape[1]) < count[:, None])
     stopped = stops.any(-1)
     return jnp.where(stopped, jnp.argmax(stops, axis=-1) + 1, count), stopped

@@ -75,9 +75,9 @@ class Pool:
 
     def lengths(self, admitted: jax.Array) -> jax.Array:
         """Lengths [r] with the first `admitted` units, at most `most`."""
-        r, g = self.value.shape
         if self.ordered is not None:
             return admit(self.value, admitted, self.ordered)
+        g = self.value.shape[1]
         chosen = self.round.fits(g) & (jnp.arange(g) < admitted)
         return jnp.sum(chosen, axis=-1, dtype=jnp.int32)
 

@@ -9,8 +9,12 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 Implementation = Literal["kernel", "plain"]
+
+PAGES = P(None, None, "tensor", None)
+"""How pages lie on a mesh: split by heads."""
 
 TILE = 8
 """Queries of one sequence that the plain form takes together."""
@@ -53,12 +57,22 @@ def ragged_attention(
     if implementation == "plain":
         return _plain(q, pages, kv_lens, page_indices, cu_q_lens, num_seqs, tile)
     if implementation == "kernel":
-        from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
-
-        return ragged_paged_attention(
-            q, pages, kv_lens, page_indices, cu_q_lens, num_seqs, sm_scale=q.shape[-1] ** -0.5
-        )
+        return _kernel(q, pages, kv_lens, page_indices, cu_q_lens, num_seqs)
     raise ValueError(f"implementation must be 'kernel', 'plain' or None, got {implementation!r}.")
+
+
+def _kernel(q, pages, *markers) -> jax.Array:
+    """JAX's kernel; on a mesh every device takes its own heads."""
+    from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
+
+    attend = partial(ragged_paged_attention, sm_scale=q.shape[-1] ** -0.5)
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.shape["tensor"] == 1:
+        return attend(q, pages, *markers)
+    heads, everywhere = P(None, "tensor", None), (P(),) * len(markers)
+    # The kernel says nothing of how its result varies over the mesh.
+    split = jax.shard_map(attend, in_specs=(heads, PAGES, *everywhere), out_specs=heads, check_vma=False)
+    return split(q, pages, *markers)
 
 
 def _plain(q, pages, kv_lens, page_indices, cu_q_lens, num_seqs, tile: int) -> jax.Array:

@@ -1,4 +1,4 @@
-"""What a step may verify: a policy of `dspark_jax.scheduling`, asked ahead of the step, by what was known two steps ago."""
+"""What a step may verify: a policy of `dspark_jax.scheduling`, asked before the last step is read."""
 
 from functools import partial
 from typing import Any
@@ -26,12 +26,14 @@ class Budget:
             raise ValueError(f"{type(inner).__name__} sizes a step by its own survival; a server must know it before.")
         self.policy, self._inner, self._g = policy, inner, block_size
         self.threshold = inner.survival if isinstance(inner, Threshold) else 0.0
+        length = inner.length if isinstance(inner, Fixed) else None
+        self.most = block_size if length is None else min(length, block_size)
         # Decisions of the host: never on the accelerator, whose queue they would wait in.
         self._device = jax.devices("cpu")[0]
         with jax.default_device(self._device):
             self.state = policy.initial_state(slots, block_size)
         self._survival = np.full((slots, block_size), np.nan)
-        self._decide = jax.jit(partial(_decide, policy, inner))
+        self._decide = jax.jit(partial(_decide, policy))
         self._update = jax.jit(policy.update)
 
     def choose(self, running: np.ndarray, room: np.ndarray) -> tuple[bool, int]:
@@ -39,8 +41,7 @@ class Budget:
         if isinstance(self._inner, Plain) or not running.any():
             return False, 0
         if isinstance(self._inner, Fixed):
-            most = self._g if self._inner.length is None else self._inner.length
-            return most > 0, int(np.minimum(room, most)[running].sum())
+            return self.most > 0, int(np.minimum(room, self.most)[running].sum())
         if isinstance(self._inner, Threshold):
             # As many as passed when last seen; a slot that was not seen yet may need all.
             passed = np.where(np.isnan(self._survival), True, self._survival >= self.threshold).sum(1)
@@ -69,6 +70,7 @@ class Budget:
         return jax.device_put(tree, self._device)
 
 
-def _decide(policy: Policy, inner: LaggedCapacity, round: Round, state: Any) -> tuple[jax.Array, jax.Array]:
-    lagged = state.inner if isinstance(policy, Gate) else state
+def _decide(policy: Policy, round: Round, state: Any) -> tuple[jax.Array, jax.Array]:
+    inner, lagged = (policy.policy, state.inner) if isinstance(policy, Gate) else (policy, state)
+    assert isinstance(inner, LaggedCapacity)
     return jnp.asarray(policy.drafts(round, state)), inner.capacity(round, lagged)

@@ -90,6 +90,4 @@ class PagedCache:
 
     def _mix(self, layer: int, q: jax.Array, tile: int) -> jax.Array:
         m = self.markers
-        return ragged_attention(
-            q, self.pages[layer], m.kv_lens, m.page_indices, m.cu_q_lens, m.num_seqs, tile=tile
-        )
+        return ragged_attention(q, self.pages[layer], m.kv_lens, m.page_indices, m.cu_q_lens, m.num_seqs, tile=tile)

@@ -59,7 +59,8 @@ class Slots:
 
     Attributes:
       tokens: [s, positions]; the token at position i stands in column i.
-      length: [s] tokens known; the anchor stands at length - 1. computed: [s] positions whose keys and values are there.
+      length: [s] tokens known; the anchor stands at length - 1.
+      computed: [s] positions whose keys and values are there.
       finish: [s] `Finish` codes.
       drafts: [s, g] of the block drafted last; probs: [s, g, draft_rows] what they were drawn from; confidence: [s, g]
         logits.

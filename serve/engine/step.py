@@ -39,23 +39,24 @@ class Plan:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Orders:
-    """What the host decides about one step.
+    """What the host decides about one step: NumPy arrays there, JAX arrays in a program.
 
     Attributes:
       order: [s] all slots: those that decode first, then those that only prefill, then the rest.
       prefill: [s] tokens before the anchor to compute; decode: [s] whether the anchor is computed and a token drawn.
       drafted: [s] whether the slot's drafts are of this step.
       page_indices: [s, pages]; 0 where there is none.
-      budget: [] drafts to verify in all; threshold: [] survival below which none is.
+      budget: [] drafts to verify in all; most: [] of one slot; threshold: [] survival below which none is.
     """
 
-    order: jax.Array
-    prefill: jax.Array
-    decode: jax.Array
-    drafted: jax.Array
-    page_indices: jax.Array
-    budget: jax.Array
-    threshold: jax.Array
+    order: Any
+    prefill: Any
+    decode: Any
+    drafted: Any
+    page_indices: Any
+    budget: Any
+    most: Any
+    threshold: Any
 
 
 @jax.tree_util.register_dataclass
@@ -82,7 +83,9 @@ class Results:
 
 
 @partial(jax.jit, donate_argnames="slots")
-def enter(slots: Slots, slot: jax.Array, terms: Terms, tokens: jax.Array, length: jax.Array, computed: jax.Array) -> Slots:
+def enter(
+    slots: Slots, slot: jax.Array, terms: Terms, tokens: jax.Array, length: jax.Array, computed: jax.Array
+) -> Slots:
     """Puts a request into a slot: its tokens [positions], `length` of them known, the first `computed` in its pages."""
     return slots.replace(
         terms=jax.tree.map(lambda all, one: all.at[slot].set(one), slots.terms, terms),
@@ -192,7 +195,7 @@ def _models(plan: Plan, params) -> tuple[Any, Any, Any]:
 def _lengths(slots: Slots, orders: Orders, survival: jax.Array, running: jax.Array, rows: int) -> jax.Array:
     """Drafts [s] to verify: the likeliest of this step's blocks, as many as the host gives and the program holds."""
     g = survival.shape[1]
-    room = jnp.minimum(slots.terms.limit - slots.length - 1, g)
+    room = jnp.minimum(slots.terms.limit - slots.length - 1, orders.most)
     may = running & orders.drafted & slots.terms.speculative
     fits = may[:, None] & (jnp.arange(g) < room[:, None]) & (survival >= orders.threshold) & (survival > 0)
     value = jax.lax.cummin(jnp.where(fits, survival, 0), axis=1)
@@ -204,7 +207,9 @@ def _lengths(slots: Slots, orders: Orders, survival: jax.Array, running: jax.Arr
 def _verify(
     slots: Slots, drafter: Any, order: jax.Array, decode: jax.Array, row: _Packed, logits: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Accepted drafts [n] and the next token [n] of the sequences in slots `order` [n]; see `dspark_jax.decoding.verify`.
+    """Accepted drafts [n] and the next token [n] of the sequences in slots `order` [n].
+
+    As `dspark_jax.decoding.verify`, but for rows of one stream.
 
     Args:
       decode: [n] rows of each, 1 + drafts, or 0; logits: [rows, v].
@@ -218,7 +223,9 @@ def _verify(
     first = row.ends - decode
 
     def prefix(good: jax.Array) -> jax.Array:
-        grid = jnp.zeros((n, g), jnp.int32).at[row.owner, jnp.where(tested, k, g)].set(good.astype(jnp.int32), mode="drop")
+        grid = (
+            jnp.zeros((n, g), jnp.int32).at[row.owner, jnp.where(tested, k, g)].set(good.astype(jnp.int32), mode="drop")
+        )
         return jnp.sum(jnp.cumprod(grid, axis=1), axis=1)
 
     def last(accepted: jax.Array) -> jax.Array:
@@ -256,8 +263,10 @@ def _commit(slots, orders, order, decode, block, accepted, survival, row, logits
     finish = jnp.where(stopped, Finish.STOP, jnp.where(end >= terms.limit, Finish.LENGTH, Finish.RUNNING))
     finish = jnp.where(decode > 0, finish, slots.finish[order]).astype(slots.finish.dtype)
     columns = jnp.where(k < count[:, None], length[:, None] + k, slots.tokens.shape[1])
-    computed = (slots.computed + orders.prefill).at[order].set(
-        jnp.where(decode > 0, end - 1, slots.computed[order] + orders.prefill[order])
+    computed = (
+        (slots.computed + orders.prefill)
+        .at[order]
+        .set(jnp.where(decode > 0, end - 1, slots.computed[order] + orders.prefill[order]))
     )
     after = slots.replace(
         tokens=slots.tokens.at[order[:, None], columns].set(block, mode="drop"),
