@@ -145,6 +145,7 @@ def test_what_can_never_run_is_refused_at_once_and_a_full_queue_says_so(engine):
         finally:
             for stream in streams:
                 stream.cancel()
+                assert [output async for output in stream][-1].finish_reason == "abort"
 
     bad = {
         "at most 95 fit": ServeRequest([1] * 96),
