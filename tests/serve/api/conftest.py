@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import http.client
 import threading
 import time
 from collections.abc import Callable
@@ -135,8 +136,8 @@ class Served:
 def serve(tokenizer: ChatTokenizer, **options):
     """Starts a server in a thread; yields it; stops it."""
     engine = FakeEngine()
-    drain = options.pop("drain_seconds", 5.0)
-    server = Server(create_app(engine, tokenizer, "tiny", **options), host="127.0.0.1", port=0, drain_seconds=drain)
+    ours = {name: options.pop(name) for name in ("drain_seconds", "timeout_graceful_shutdown") if name in options}
+    server = Server(create_app(engine, tokenizer, "tiny", **options), host="127.0.0.1", port=0, **ours)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
     wait_until(lambda: server.started)
@@ -144,6 +145,23 @@ def serve(tokenizer: ChatTokenizer, **options):
     server.should_exit = True
     thread.join(10)
     assert not thread.is_alive()
+
+
+def blocks(tokenizer, text, size=1, reason="length"):
+    """Text as blocks of tokens, ended by `reason`."""
+    ids = tokenizer.encode(text)
+    cut = [ids[i : i + size] for i in range(0, len(ids), size)]
+    return [*cut[:-1], (cut[-1], reason)]
+
+
+def raw(served: Served, method: str, path: str, body: bytes | str | None = None, **headers):
+    """Status, headers and body."""
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
+    connection.request(method, path, body, headers)
+    reply = connection.getresponse()
+    told = reply.status, reply.headers, reply.read()
+    connection.close()
+    return told
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 10) -> None:
