@@ -16,7 +16,7 @@ from serve.api.answers import Form, usage
 from serve.api.errors import ApiError
 from serve.api.logprobs import TokenTexts
 from serve.api.metrics import Metrics
-from serve.api.prompts import Job, prepare
+from serve.api.prompts import prepare
 from serve.api.protocol import ChatRequest, CompletionRequest
 from serve.api.text import AnswerText, Piece
 from serve.engine.request import Engine, QueueFull, Stream, Usage
@@ -27,6 +27,8 @@ INLINE_BYTES = 8192
 EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 
 log = logging.getLogger(__name__)
+
+to_json = json.JSONEncoder(separators=(",", ":")).encode  # ASCII: some clients take U+2028 for the end of a line
 
 
 @dataclasses.dataclass
@@ -94,6 +96,7 @@ class Exchange:
         Raises:
           ApiError: the request is refused, or failed before its answer began.
         """
+        outcome, begun = "error", False
         try:
             if self.serving.draining or not self.serving.engine.healthy:
                 raise ApiError(503, "The server takes no requests now.", code="unavailable", retry_after=10)
@@ -110,15 +113,16 @@ class Exchange:
                 self.kind is ChatRequest, asked.model, self.serving.texts, logprobs=asked.top is not None,
                 include_usage=asked.stream_options is not None and asked.stream_options.include_usage,
             )  # fmt: skip
+            begun = True
             outcome = await _unless_gone(self.receive, self._stream() if asked.stream else self._whole())
-        except (ClientDisconnect, TimeoutError):
+        except ClientDisconnect:
             outcome = "gone"
         finally:
             for answer in self.answers:
                 answer.stream.cancel()
+            if begun:
+                self._record(outcome)
         self.metrics.requests.labels(self.scope["path"], outcome).inc()
-        if self.answers:
-            self._record(outcome)
 
     async def _read_body(self) -> bytes:
         """The body.
@@ -175,7 +179,7 @@ class Exchange:
             )
             for answer in self.answers
         ]
-        body = json.dumps(self.form.whole(choices, self._usage()), separators=(",", ":"))
+        body = to_json(self.form.whole(choices, self._usage()))
         await Response(body, media_type="application/json")(self.scope, self.receive, self.send)
         return "ok"
 
@@ -203,9 +207,12 @@ class Exchange:
         return outcome
 
     async def _write(self, event: dict | str) -> None:
-        data = event if isinstance(event, str) else json.dumps(event, separators=(",", ":"))
-        async with asyncio.timeout(self.serving.client_timeout):
-            await self.send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
+        data = event if isinstance(event, str) else to_json(event)
+        try:
+            async with asyncio.timeout(self.serving.client_timeout):
+                await self.send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
+        except TimeoutError as error:
+            raise ClientDisconnect from error
 
     async def _follow_all(self, emit: Emit) -> None:
         """Takes all answers to their ends; the first that fails ends the others."""
@@ -213,7 +220,7 @@ class Exchange:
             async with asyncio.TaskGroup() as group:
                 for answer in self.answers:
                     group.create_task(self._follow(answer, emit))
-        except* (ApiError, TimeoutError) as failures:
+        except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
     async def _follow(self, answer: Answer, emit: Emit) -> None:
@@ -236,7 +243,7 @@ class Exchange:
                 if answer.text.finish_reason is not None:
                     answer.stream.cancel()  # a stop string ends what the engine knows nothing of
                     return
-        except (ApiError, TimeoutError):
+        except (ApiError, ClientDisconnect):
             raise
         except Exception as error:
             log.exception("a stream of the engine failed")
@@ -258,7 +265,7 @@ class Exchange:
             "answers": len(self.answers), "finish_reasons": [a.text.finish_reason for a in self.answers],
             "seconds": round(seconds, 4), "first_token_seconds": self.first and round(self.first, 4), **told,
         }  # fmt: skip
-        log.info("%s", json.dumps(line))
+        log.info("%s", to_json(line))
 
 
 async def _unless_gone(receive: Receive, work: Coroutine[None, None, str]) -> str:

@@ -24,7 +24,7 @@ class TokenTexts:
         self._known: dict[int, tuple[str, list[int] | None]] = {}
 
     def __call__(self, token: int) -> tuple[str, list[int] | None]:
-        """A token's text, `bytes:\\xe2\\x80` where it is no whole character, and its bytes; special tokens have none."""
+        """A token's text, `bytes:\\xe2\\x80` where it is no whole character; its bytes (not of special tokens)."""
         if token not in self._known:
             self._known[token] = self._read(token)
         return self._known[token]
@@ -72,7 +72,7 @@ def completion_logprobs(entries: Sequence[tuple[TokenLogprob, int]], texts: Toke
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The byte that each character stands for in a byte-level vocabulary (GPT-2's): printable ones stand for themselves."""
+    """Byte of each character of a byte-level vocabulary (GPT-2's): printable ones stand for themselves."""
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
     themselves = {chr(b): b for b in range(256) if chr(b) in alphabet}
     others = sorted(alphabet - themselves.keys())

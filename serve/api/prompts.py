@@ -56,8 +56,10 @@ def prepare(
         if not prompt:
             raise ApiError(400, "The prompt is empty; expected at least one token.", param=_field(asked))
         if room < 1:
-            raise ApiError(400, f"The prompt has {len(prompt)} tokens; at most {max_length - 1} fit, so that one can be "
-                           "generated. Shorten it.", param=_field(asked), code="context_length_exceeded")  # fmt: skip
+            raise ApiError(
+                400, f"The prompt has {len(prompt)} tokens; at most {max_length - 1} fit. Shorten it.",
+                param=_field(asked), code="context_length_exceeded",
+            )  # fmt: skip
         base = _request(asked, prompt, room)
         # Answers to one prompt differ; seeds lie within 63 bits, so that these stay within 64.
         seeds = [None if base.seed is None else base.seed + i for i in range(asked.n)]
@@ -109,7 +111,7 @@ def _encode_chat(asked: ChatRequest, tokenizer: ChatTokenizer) -> list[int]:
         if value and name not in known:
             raise ApiError(400, f"The chat template of this model has no {name!r}.", param=name)
     if taken := BUILT_IN & asked.chat_template_kwargs.keys():
-        raise ApiError(400, f"chat_template_kwargs cannot set {', '.join(sorted(taken))}.", param="chat_template_kwargs")
+        raise ApiError(400, f"chat_template_kwargs cannot set {sorted(taken)}.", param="chat_template_kwargs")
     messages = [message.for_template() for message in asked.messages]
     if "developer" not in known:  # OpenAI's newer name of it
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]

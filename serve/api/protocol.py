@@ -1,5 +1,6 @@
 """Requests of OpenAI's API that are understood. What is not is refused by name, never ignored; null is absent."""
 
+import contextlib
 import json
 import reprlib
 from collections.abc import Mapping
@@ -96,10 +97,8 @@ class Message(_Strict):
         for call in message.get("tool_calls", ()):
             function = call.get("function")
             if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-                try:
+                with contextlib.suppress(ValueError):  # a template may still show what is no JSON
                     function["arguments"] = json.loads(function["arguments"])
-                except ValueError:
-                    pass  # a template may still show what is no JSON
         return message
 
 

@@ -5,7 +5,8 @@ import dataclasses
 import http.client
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import openai
 import pytest
@@ -23,7 +24,7 @@ TEMPLATE = (
     "{% for call in m.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}<eos>{% endfor %}"
     "<assistant>{% if enable_thinking is false %}</think>{% endif %}"
 )
-H, I, END = 71, 72, 256  # of the tokenizer below
+H, EYE, END = 71, 72, 256  # of the tokenizer below
 MAX_LENGTH = 512
 
 
@@ -99,7 +100,7 @@ class FakeEngine:
 
     def reset(self) -> None:
         self.healthy = True
-        self.script: Callable[[ServeRequest], list] = lambda request: [[H], ([I, END], "stop")]
+        self.script: Callable[[ServeRequest], list] = lambda request: [[H], ([EYE, END], "stop")]
         self.requests: list[ServeRequest] = []
         self.cancelled: list[FakeStream] = []
         self.open: set[FakeStream] = set()
@@ -133,8 +134,9 @@ class Served:
         self.engine.script = lambda request: list(script)
 
 
-def serve(tokenizer: ChatTokenizer, **options):
-    """Starts a server in a thread; yields it; stops it."""
+@contextmanager
+def running_server(tokenizer: ChatTokenizer, **options) -> Iterator[Served]:
+    """A server in a thread."""
     engine = FakeEngine()
     ours = {name: options.pop(name) for name in ("drain_seconds", "timeout_graceful_shutdown") if name in options}
     server = Server(create_app(engine, tokenizer, "tiny", **options), host="127.0.0.1", port=0, **ours)
@@ -173,7 +175,8 @@ def wait_until(holds: Callable[[], bool], seconds: float = 10) -> None:
 
 @pytest.fixture(scope="session")
 def _served(tokenizer):
-    yield from serve(tokenizer, max_body_bytes=100_000, client_timeout=2.0)
+    with running_server(tokenizer, max_body_bytes=100_000) as served:
+        yield served
 
 
 @pytest.fixture

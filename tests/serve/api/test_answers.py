@@ -5,7 +5,7 @@ import json
 import openai
 import pytest
 
-from tests.serve.api.conftest import H, I, blocks, raw, wait_until
+from tests.serve.api.conftest import EYE, H, blocks, raw, wait_until
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 USAGE = {
@@ -61,7 +61,7 @@ def test_completions(client, served):
     assert form.top_logprobs[0] == {"h": -0.5} and answer.object == "text_completion"
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 12)
     assert client.completions.create(model="tiny", prompt="ab€", echo=True).choices[0].text == "ab€hi"
-    chunks = list(client.completions.create(model="tiny", prompt=["ab", [I]], echo=True, stream=True))
+    chunks = list(client.completions.create(model="tiny", prompt=["ab", [EYE]], echo=True, stream=True))
     for index, text in ((0, "abhi"), (1, "ihi")):
         mine = [c.choices[0] for c in chunks if c.choices[0].index == index]
         assert "".join(c.text for c in mine) == text and mine[-1].finish_reason == "stop"
@@ -107,6 +107,16 @@ def test_stop_string_ends_the_answer_and_the_engine(client, served, tokenizer, s
     assert usage.completion_tokens == len(entries) == 17
     if size < 50:
         wait_until(lambda: len(served.engine.cancelled) == 1)
+
+
+def test_answer_that_a_stop_string_ended_is_cancelled_while_others_run(client, served, tokenizer):
+    scripts = iter([[*blocks(tokenizer, "a STOP b", 1)], [[H], 0.2, ([EYE], "length")]])
+    served.engine.script = lambda request: next(scripts)
+    with client.chat.completions.create(model="tiny", messages=MESSAGES, n=2, stop="STOP", stream=True) as chunks:
+        for chunk in chunks:
+            if chunk.choices[0].finish_reason == "stop":
+                wait_until(lambda: len(served.engine.cancelled) == 1)
+                assert len(served.engine.open) == 1
 
 
 @pytest.mark.parametrize("cap", [1, 7, 8, 9])

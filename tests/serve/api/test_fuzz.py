@@ -43,12 +43,10 @@ def bodies(draw) -> tuple[str, bytes]:
     return path, body
 
 
-def check(served, path: str, body: bytes) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
+def check(connection: http.client.HTTPConnection, path: str, body: bytes) -> None:
     connection.request("POST", path, body)
     reply = connection.getresponse()
     text = reply.read()
-    connection.close()
     if reply.status != 200:
         assert reply.status in (400, 404), (body, text)
         error = json.loads(text)["error"]
@@ -59,24 +57,28 @@ def check(served, path: str, body: bytes) -> None:
         assert json.loads(text)["choices"], (body, text)
 
 
+@pytest.fixture
+def connection(served):
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+    yield connection
+    connection.close()
+    assert alive(served)
+
+
 FIXTURE = [HealthCheck.function_scoped_fixture]
 
 
-@settings(max_examples=300, suppress_health_check=FIXTURE)
+@settings(max_examples=200, suppress_health_check=FIXTURE)
 @given(bodies())
 @example((CHAT, b'{"model": "tiny", "messages": [{"role": "user", "content": "\\u0000"}]}'))
 @example((COMPLETION, b'{"model": "tiny", "prompt": "hi", "stop": "\\u0000", "user": "\\udc00"}'))
 @example((COMPLETION, b'{"model": "tiny", "prompt": "hi", "logit_bias": {"01": 1, "1": 2}}'))
-def test_any_body_is_answered_or_refused(served, sent):
-    check(served, *sent)
+def test_any_body_is_answered_or_refused(connection, sent):
+    check(connection, *sent)
 
 
 @pytest.mark.slow
 @settings(max_examples=5000, suppress_health_check=FIXTURE)
 @given(bodies())
-def test_many_bodies_are_answered_or_refused(served, sent):
-    check(served, *sent)
-
-
-def test_server_lives_on(served):
-    assert alive(served)
+def test_many_bodies_are_answered_or_refused(connection, sent):
+    check(connection, *sent)

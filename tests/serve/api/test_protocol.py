@@ -97,7 +97,7 @@ def test_fields_that_ask_for_nothing_are_accepted(tokenizer):
     ("fields", "says"),
     [
         ({"foo": 1}, "foo is not supported"),
-        ({"response_format": {"type": "json_object"}}, r'response_format is not supported, other than {"type": "text"}'),
+        ({"response_format": {"type": "json_object"}}, r'response_format is not .* other than {"type": "text"}'),
         ({"best_of": 2}, "best_of is not supported, other than 1"),
         ({"suffix": "x"}, "suffix is not supported"),
         ({"audio": {}}, "audio is not supported"),
@@ -107,7 +107,7 @@ def test_fields_that_ask_for_nothing_are_accepted(tokenizer):
         ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "parts of type 'image_url' are not supported"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, "A text part must be"),
-        ({"messages": [{"role": "user", "content": 5}]}, r"messages\.0\.content: Input should be a valid string, got 5"),
+        ({"messages": [{"role": "user", "content": 5}]}, r"messages\.0\.content: .* a valid string, got 5"),
         ({"messages": [{"role": "user"}]}, "A message of role 'user' needs content"),
         ({"messages": [{"role": "function", "content": "x"}]}, r"messages\.0\.role: Input should be 'system', "),
         ({"messages": [{**USER, "audio": {}}]}, r"messages\.0\.audio is not supported"),
@@ -115,7 +115,7 @@ def test_fields_that_ask_for_nothing_are_accepted(tokenizer):
         ({"messages": [{"role": "tool", "content": ""}]}, "chat template refuses these messages: an empty result"),
         ({"messages": "hi"}, "messages: Input should be a valid list, got 'hi'"),
         ({"chat_template_kwargs": {"thinking": True}}, "chat template of this model has no 'thinking'"),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs cannot set messages"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs cannot set .'messages'"),
         ({"model": "gpt"}, "There is no model 'gpt' here, only 'tiny'"),
         ({"temperature": -0.1}, "temperature: Input should be greater than or equal to 0, got -0.1"),
         ({"temperature": 2.1}, "temperature: Input should be less than or equal to 2"),
@@ -195,8 +195,8 @@ def test_prompts_up_to_the_limit_and_caps_beyond_it_are_accepted(tokenizer):
     [
         (b"", "not valid JSON"), (b"{", "not valid JSON"), (b"[1]", "must be a JSON object, got list"),
         (b'{"temperature": NaN}', "not valid JSON"), (b'{"a": "\\ud800"}', "not valid JSON"),
-        (b"\xff", "not valid JSON"), (b"[" * 100_000, "not valid JSON"), (b'{"a": 1' + b"0" * 5000 + b"}", "not valid JSON"),
-        (b"{}", "is required"),
+        (b"\xff", "not valid JSON"), (b"[" * 100_000, "not valid JSON"), (b"{}", "is required"),
+        (b'{"a": 1' + b"0" * 5000 + b"}", "not valid JSON"),
     ],
 )  # fmt: skip
 def test_bodies_that_are_no_requests(tokenizer, body, says):
