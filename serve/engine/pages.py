@@ -23,7 +23,7 @@ class PagePool:
     """
 
     def __init__(self, pages: int, page_size: int, reserved: int = 0):
-        """Numbers from `reserved` to `pages - 1` are handed out; those before are the caller's, as for padding's writes.
+        """Numbers `reserved` to `pages - 1` are handed out; those before are the caller's, as for padding's writes.
 
         Raises:
           ValueError: no page to hand out, or pages of no positions.
