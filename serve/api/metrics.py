@@ -2,7 +2,9 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from serve.engine.engine import Flight, ServeEngine
 from serve.engine.request import Usage
+from serve.engine.step import Results
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
@@ -22,7 +24,7 @@ class Metrics:
       inter_token: seconds between two steps' tokens of a request, divided by the tokens of the later step.
       running, waiting: requests in the engine; pages, pages_used: of the KV pool; budget: draft tokens that the
         scheduler granted in the last step; bucket: tokens that the step was padded to; padding: share of them.
-      recompiles: programs compiled after warm-up.
+      preemptions: requests that had to give way; recompiles: programs compiled after warm-up; both so far.
     """
 
     def __init__(self) -> None:
@@ -50,7 +52,8 @@ class Metrics:
         self.budget = make(Gauge, "budget_tokens", "draft tokens granted in the last step")
         self.bucket = make(Gauge, "bucket_tokens", "tokens that the last step was padded to")
         self.padding = make(Gauge, "padding_share", "share of the last step's tokens that were padding")
-        self.recompiles = make(Counter, "recompiles", "programs compiled after warm-up")
+        self.preemptions = make(Gauge, "preemptions", "requests that had to give way so far")
+        self.recompiles = make(Gauge, "recompiles", "programs compiled after warm-up so far")
 
     def count(self, now: Usage, before: Usage | None) -> None:
         """Adds what a request took since `before`; None: it has just begun."""
@@ -63,6 +66,21 @@ class Metrics:
         self.drafted.inc(now.drafted - before.drafted)
         self.verified.inc(now.verified - before.verified)
         self.accepted.inc(now.accepted - before.accepted)
+
+    def set(self, engine: ServeEngine, flight: Flight, results: Results) -> None:
+        """Sets the gauges to what a step of the engine was."""
+        scheduler, launch = engine.scheduler, flight.launch
+        running, places = len(scheduler.running), launch.rows + launch.extra
+        used = int((results.count > 0).sum() + results.verified.sum() + flight.step.prefill.sum())
+        self.running.set(running)
+        self.waiting.set(max(engine.live - running, 0))
+        self.pages.set(scheduler.pool.total)
+        self.pages_used.set(scheduler.pool.used)
+        self.budget.set((launch.rows - len(flight.step.decoding)) * flight.choice.drafted)
+        self.bucket.set(places)
+        self.padding.set(1 - used / places)
+        self.preemptions.set(scheduler.preemptions)
+        self.recompiles.set(engine.runner.programs - engine.counts.compiled)
 
     def text(self) -> bytes:
         """All of it in Prometheus' text format."""

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from dspark_jax.calibration.survival import Scaling
 from dspark_jax.decoding.state import Finish
-from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.drafters.kinds import AnyDrafter
 from dspark_jax.models.decoder import Decoder
 from dspark_jax.scheduling import Outcome, Plain, Policy, StepCosts
 from serve.engine.budget import Budget
@@ -52,7 +52,7 @@ class ServeEngine:
     def __init__(
         self,
         target: Decoder,
-        drafter: DSpark | None,
+        drafter: AnyDrafter | None,
         config: EngineConfig,
         *,
         scaling: Scaling | None = None,

@@ -17,6 +17,7 @@ from dspark_jax.calibration.survival import Scaling
 from dspark_jax.decoding.generate import check_pair
 from dspark_jax.decoding.state import Finish
 from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.drafters.kinds import AnyDrafter
 from dspark_jax.models.decoder import Decoder
 from dspark_jax.scheduling import Stairs, StepCosts
 from serve.engine.attention import PAGES
@@ -67,7 +68,7 @@ class Runner:
     def __init__(
         self,
         target: Decoder,
-        drafter: DSpark | None,
+        drafter: AnyDrafter | None,
         config: EngineConfig,
         scaling: Scaling | None = None,
         mesh: Mesh | None = None,
