@@ -3,9 +3,11 @@
 import dataclasses
 
 import jax
+from jax.sharding import PartitionSpec as P
 
 from dspark_jax.decoding.sampling import Sampling
 from dspark_jax.decoding.state import Finish
+from serve.engine.attention import PAGES
 
 BIASES = 320
 """Ids with a bias a request may have; OpenAI allows 300."""
@@ -82,6 +84,20 @@ class Slots:
     def running(self) -> jax.Array:
         """[s] booleans."""
         return self.finish == Finish.RUNNING
+
+    def settled(self) -> "Slots":
+        """The same, told to lie as the first ones did on a mesh: pages split by heads, the rest everywhere.
+
+        A program that left them otherwise would make the next one compile anew.
+        """
+        if jax.sharding.get_abstract_mesh().empty:
+            return self
+
+        def lie(spec: P, tree):
+            return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, spec), tree)
+
+        rest = lie(P(), self.replace(pages=(), draft_pages=()))
+        return rest.replace(pages=lie(PAGES, self.pages), draft_pages=lie(PAGES, self.draft_pages))
 
     def replace(self, **changes) -> "Slots":
         return dataclasses.replace(self, **changes)

@@ -93,7 +93,7 @@ def enter(
         length=slots.length.at[slot].set(length),
         computed=slots.computed.at[slot].set(computed),
         finish=slots.finish.at[slot].set(Finish.RUNNING),
-    )
+    ).settled()
 
 
 @partial(jax.jit, static_argnames=("plan", "rows"), donate_argnames="slots")
@@ -115,7 +115,7 @@ def draft(plan: Plan, params, slots: Slots, order: jax.Array, page_indices: jax.
         probs=slots.probs.at[at].set(proposal.probs),
         confidence=slots.confidence.at[at].set(proposal.confidence_logits),
         draft_pages=cache.pages,
-    )
+    ).settled()
 
 
 @partial(jax.jit, static_argnames=("plan", "rows", "extra"), donate_argnames="slots")
@@ -273,7 +273,7 @@ def _commit(slots, orders, order, decode, block, accepted, survival, row, logits
         length=slots.length.at[order].set(end),
         computed=computed,
         finish=slots.finish.at[order].set(finish),
-    )
+    ).settled()
     # Drafts behind a stop id were never emitted: neither accepted nor rejected.
     verified = jnp.maximum(decode - 1, 0)
     cut = count <= accepted
