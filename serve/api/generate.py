@@ -24,7 +24,8 @@ from serve.engine.request import Engine, QueueFull, Stream, Usage
 INLINE_BYTES = 8192
 """Bodies up to this size are read and encoded on the event loop; larger ones would hold up other requests."""
 
-EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"),
+                (b"x-accel-buffering", b"no")]  # fmt: skip
 
 log = logging.getLogger(__name__)
 
