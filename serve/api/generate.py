@@ -24,7 +24,8 @@ from serve.engine.request import Engine, QueueFull, Stream, Usage
 INLINE_BYTES = 8192
 """Bodies up to this size are read and encoded on the event loop; larger ones would hold up other requests."""
 
-EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"),
+                (b"x-accel-buffering", b"no")]  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -239,10 +240,10 @@ class Exchange:
                 answer.usage = output.usage
                 if answer.text.finish_reason in ("abort", "error"):
                     raise ApiError(500, f"The answer was broken off ({answer.text.finish_reason}).", code="broken_off")
-                await emit(answer, piece)
                 if answer.text.finish_reason is not None:
-                    answer.stream.cancel()  # a stop string ends what the engine knows nothing of
-                    return
+                    answer.stream.cancel()  # the engine knows nothing of stop strings
+                    return await emit(answer, piece)
+                await emit(answer, piece)
         except (ApiError, ClientDisconnect):
             raise
         except Exception as error:

@@ -18,7 +18,7 @@ class TokenTexts:
 
     def __init__(self, tokenizer: ChatTokenizer):
         self._tokenizer = tokenizer
-        decoder = json.dumps(json.loads(tokenizer.tokenizer.to_str())["decoder"])
+        decoder = json.dumps(json.loads(tokenizer.tokenizer.to_str())["decoder"], ensure_ascii=False)
         self._bytes = _byte_alphabet() if '"ByteLevel"' in decoder else None
         self._fallback, self._metaspace = '"ByteFallback"' in decoder, "▁" in decoder
         self._known: dict[int, tuple[str, list[int] | None]] = {}

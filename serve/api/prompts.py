@@ -103,7 +103,7 @@ def _encode_chat(asked: ChatRequest, tokenizer: ChatTokenizer) -> list[int]:
     """
     known = tokenizer.template_names
     used = {
-        "tools": asked.tools if asked.tool_choice == "auto" else None,
+        "tools": asked.tools if asked.tool_choice == "auto" else [],
         "tool_calls": any(m.tool_calls for m in asked.messages),
         "name": any(m.name for m in asked.messages),
     }

@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from serve.api.errors import ApiError
@@ -18,6 +18,11 @@ MAX_STOPS, MAX_STOP_LENGTH = 16, 256
 """Stop strings a request, and characters of each."""
 
 MAX_LOGPROBS = 20
+
+MAX_BIASES = 1024
+
+MAX_FIELDS = 100
+"""Names an object may have, so that a body of nothing but mistakes is not told every one of them."""
 
 NEUTRAL: Mapping[str, Any] = {
     "best_of": 1,
@@ -49,6 +54,12 @@ def _join_parts(content: Any) -> Any:
     return "\n".join(part["text"] for part in content)
 
 
+def _check_biases(biases: Any) -> Any:
+    if isinstance(biases, dict) and len(biases) > MAX_BIASES:
+        raise _refuse(f"logit_bias has {len(biases)} entries; at most {MAX_BIASES} are supported")
+    return biases
+
+
 def _list_stops(stop: Any) -> Any:
     return [stop] if isinstance(stop, str) else stop
 
@@ -71,7 +82,11 @@ class _Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, fields: Any) -> Any:
-        return {k: v for k, v in fields.items() if v is not None} if isinstance(fields, dict) else fields
+        if not isinstance(fields, dict):
+            return fields
+        if len(fields) > MAX_FIELDS:
+            raise _refuse(f"{len(fields)} fields in one object are too many; at most {MAX_FIELDS} are known")
+        return {k: v for k, v in fields.items() if v is not None}
 
 
 class StreamOptions(_Strict):
@@ -82,7 +97,7 @@ class Message(_Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str, BeforeValidator(_join_parts)] = ""
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], FailFast()] = []
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
@@ -93,7 +108,7 @@ class Message(_Strict):
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates take it: arguments of tool calls are objects."""
-        message = self.model_dump(exclude_none=True)
+        message = self.model_dump(exclude_unset=True)
         for call in message.get("tool_calls", ()):
             function = call.get("function")
             if isinstance(function, dict) and isinstance(function.get("arguments"), str):
@@ -103,6 +118,8 @@ class Message(_Strict):
 
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenKey = Annotated[TokenId, Field(strict=False)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 
@@ -118,7 +135,7 @@ class Sampled(_Strict):
     stop: Annotated[list[StopString], Field(max_length=MAX_STOPS), BeforeValidator(_list_stops)] = []
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    logit_bias: dict[Annotated[TokenId, Field(strict=False)], Annotated[float, Field(ge=-100, le=100)]] = {}
+    logit_bias: Annotated[dict[TokenKey, Bias], BeforeValidator(_check_biases)] = {}
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -128,7 +145,7 @@ class Sampled(_Strict):
     repetition_penalty: float = Field(1.0, gt=0)
     min_tokens: int = Field(0, ge=0)
     ignore_eos: bool = False
-    stop_token_ids: list[TokenId] = []
+    stop_token_ids: Annotated[list[TokenId], FailFast()] = []
     speculative: bool = True
 
     @property
@@ -153,11 +170,11 @@ class Sampled(_Strict):
 class ChatRequest(Sampled):
     """Of /v1/chat/completions. Tools are shown to the model; its calls come back as the text that it writes."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], FailFast()] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], FailFast()] = []
     tool_choice: Literal["auto", "none"] = "auto"
     chat_template_kwargs: dict[str, Any] = {}
 

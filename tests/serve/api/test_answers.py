@@ -40,14 +40,19 @@ def test_chat_streams(client, served):
     assert chunks[-1].choices == [] and USAGE.items() <= json.loads(chunks[-1].usage.to_json()).items()
 
 
-def test_wire_form_of_a_stream(served):
-    body = json.dumps({"model": "tiny", "messages": MESSAGES, "stream": True})
+@pytest.mark.parametrize("usage", [False, True])
+def test_wire_form_of_a_stream(served, usage):
+    options = {"stream_options": {"include_usage": True}} if usage else {}
+    body = json.dumps({"model": "tiny", "messages": MESSAGES, "stream": True, **options})
     status, headers, text = raw(served, "POST", "/v1/chat/completions", body)
     assert status == 200 and headers["Content-Type"] == "text/event-stream; charset=utf-8"
     events = text.decode().split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""] and all(e.startswith("data: {") for e in events[:-2])
     chunks = [json.loads(e[6:]) for e in events[:-2]]
-    assert all("usage" not in c for c in chunks)
+    if usage:
+        assert chunks.pop()["usage"] == USAGE and all(c["usage"] is None for c in chunks)
+    else:
+        assert all("usage" not in c for c in chunks)
     assert [c["choices"][0]["delta"] for c in chunks] == [
         {"role": "assistant", "content": ""}, {"content": "h"}, {"content": "i"}, {}]  # fmt: skip
     assert [c["choices"][0]["finish_reason"] for c in chunks] == [None, None, None, "stop"]

@@ -5,6 +5,7 @@ import logging
 import signal
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
@@ -233,6 +234,7 @@ def test_draining_server_finishes_what_runs_and_takes_nothing_new(tokenizer):
             assert status == 503 and headers["Retry-After"] == "10" and b"takes no requests" in text
             status, _, text = raw(served, "GET", "/health")
             assert status == 503 and json.loads(text) == {"status": "draining"}
+            time.sleep(0.3)  # ticks of the server
             assert not served.server.should_exit
             gate.set()
             assert running.result()[2].endswith(b"data: [DONE]\n\n")

@@ -3,7 +3,9 @@
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 
+from dspark_jax.tokenizer import ChatTokenizer
 from serve.api.logprobs import TokenTexts, chat_logprobs, completion_logprobs
 from serve.api.text import AnswerText, StopStrings
 from serve.engine.request import Output, Usage
@@ -20,7 +22,7 @@ def first_stop(text, stops):
 
 
 @given(texts, stop_lists, st.lists(st.integers(1, 4), min_size=1, max_size=4))
-@example("abcab", ["bc", "abcd"], [1])
+@example("abca", ["bc", "abca"], [4])
 def test_stop_that_ends_first_ends_the_text_and_no_part_of_it_is_shown(text, stops, sizes):
     finder, shown, at, i = StopStrings(stops), "", 0, 0
     match = first_stop(text, stops)
@@ -86,13 +88,18 @@ def test_stop_id_counts_but_has_no_text(tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("stop", "text", "count", "reason"),
-    [("b", "aba", 4, "stop"), ("ba", "ababc", 5, "length"), ("bab", "a", 4, "stop"), ("abx", "ababc", 5, "length")],
+    ("stops", "text", "count", "reason"),
+    [
+        (["b"], "aba", 4, "stop"),
+        (["ba"], "ababc", 5, "length"),
+        (["bab"], "a", 4, "stop"),
+        (["ba", "bac"], "ababc", 5, "length"),
+    ],
 )
 @pytest.mark.parametrize("size", [1, 5])
-def test_stop_strings_within_min_tokens_do_not_end_the_answer(tokenizer, stop, text, count, reason, size):
+def test_stop_strings_within_min_tokens_do_not_end_the_answer(tokenizer, stops, text, count, reason, size):
     tokens = [tokenizer.encode(x)[0] for x in "ababc"]
-    pieces, answer = run(tokenizer, tokens, [size], [stop], min_tokens=3)
+    pieces, answer = run(tokenizer, tokens, [size], stops, min_tokens=3)
     assert ("".join(p.text for p in pieces), answer.tokens, answer.finish_reason) == (text, count, reason)
 
 
@@ -101,6 +108,15 @@ def test_stop_wins_within_the_cap_and_the_cap_without_it(tokenizer):
     for stop, reason, text in (("z", "stop", "xy"), ("za", "length", "xyz")):
         pieces, answer = run(tokenizer, tokens, [3], [stop])
         assert (answer.finish_reason, "".join(p.text for p in pieces), answer.tokens) == (reason, text, 3)
+
+
+def test_bytes_of_tokenizers_that_fall_back_to_them():
+    tokens = ["<unk>", *(f"<0x{i:02X}>" for i in range(256)), "▁a", "<0x>"]
+    tokenizer = Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    texts = TokenTexts(ChatTokenizer(tokenizer))
+    assert [texts(i) for i in (1 + 0x41, 1 + 0xE2, 257, 258)] == [
+        ("A", [0x41]), ("bytes:\\xe2", [0xE2]), (" a", [32, 97]), ("<0x>", list(b"<0x>"))]  # fmt: skip
 
 
 def test_forms_of_logprobs(tokenizer):
