@@ -1,4 +1,4 @@
-"""Requests on one device and on eight, in its own process: `python -m tests.serve.engine.sharded` prints both as JSON."""
+"""Requests on one device and on eight, in a process of its own that prints both as JSON."""
 
 import json
 

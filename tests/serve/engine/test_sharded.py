@@ -13,7 +13,9 @@ def test_tensor_parallel_requests_equal_those_of_one_device():
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
     command = [sys.executable, "-m", "tests.serve.engine.sharded"]
-    run = subprocess.run(command, env={**os.environ, **flags}, check=True, timeout=900, stdout=subprocess.PIPE, text=True)
+    run = subprocess.run(
+        command, env={**os.environ, **flags}, check=True, timeout=900, stdout=subprocess.PIPE, text=True
+    )
     one, eight = json.loads(run.stdout.splitlines()[-1])
     assert (one["devices"], eight["devices"]) == (1, 8) and "tensor" in eight["split"]
     assert eight["tokens"] == one["tokens"]
