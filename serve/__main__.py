@@ -32,7 +32,7 @@ class Serve:
       target, drafter: see `dspark generate`.
       policy: `scheduled` drafts while that pays and verifies what pays, by costs measured at start; `fixed` verifies
         `length` drafts a round; `threshold` those whose survival is at least `survival`; `none` decodes plainly.
-      length: None is the whole block.
+      length: None is the whole block. floor: drafts that `scheduled` verifies for every request in any case.
       calibration: a file of `dspark calibrate`, which makes confidences probabilities.
       host, port: to listen on. name: what clients call the model; default the target's.
       engine: sizes. tensor: devices to split both models over.
@@ -47,6 +47,7 @@ class Serve:
     policy: Literal["scheduled", "fixed", "threshold", "none"] = "scheduled"
     length: int | None = None
     survival: float = 0.4
+    floor: int = 0
     calibration: str | None = None
     host: str = "127.0.0.1"
     port: int = 8000
@@ -87,7 +88,7 @@ class Serve:
     def chosen(self, costs: StepCosts) -> Policy:
         """The policy asked for, on this machine's costs."""
         if self.policy == "scheduled":
-            return Gate(LaggedCapacity(costs, memory=0.9), costs)
+            return Gate(LaggedCapacity(costs, memory=0.9, floor=self.floor), costs)
         return {"fixed": Fixed(self.length), "threshold": Threshold(self.survival), "none": Plain()}[self.policy]
 
 

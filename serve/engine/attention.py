@@ -65,7 +65,11 @@ def _kernel(q, pages, *markers) -> jax.Array:
     """JAX's kernel; on a mesh every device takes its own heads."""
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
-    attend = partial(ragged_paged_attention, sm_scale=q.shape[-1] ** -0.5)
+    sizes = {}
+    if jax.default_backend() != "tpu":  # compiling for one that is not there: no chip to look tuned sizes up for
+        columns, page_size = markers[1].shape[1], pages.shape[1]
+        sizes = {"num_kv_pages_per_block": max(min(512 // page_size, columns), 1), "num_queries_per_block": 32}
+    attend = partial(ragged_paged_attention, sm_scale=q.shape[-1] ** -0.5, **sizes)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.shape["tensor"] == 1:
         return attend(q, pages, *markers)

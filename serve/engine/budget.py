@@ -28,6 +28,7 @@ class Budget:
         self.threshold = inner.survival if isinstance(inner, Threshold) else 0.0
         length = inner.length if isinstance(inner, Fixed) else None
         self.most = block_size if length is None else min(length, block_size)
+        self.floor = inner.floor if isinstance(inner, LaggedCapacity) else 0
         # Decisions of the host: never on the accelerator, whose queue they would wait in.
         self._device = jax.devices("cpu")[0]
         with jax.default_device(self._device):

@@ -179,7 +179,8 @@ class ServeEngine:
             running[sequence.slot] = sequence.request.speculative
             room[sequence.slot] = np.clip(sequence.limit - sequence.known - 1, 0, self.runner.block_size)
         drafted, admitted = self.budget.choose(running, room)
-        choice = Choice(running, drafted, admitted, self.budget.most, self.budget.threshold)
+        budget = self.budget
+        choice = Choice(running, drafted, admitted, budget.most, budget.floor, budget.threshold)
         return Flight(step, choice, self.runner.launch(step, choice), room)
 
     def _read(self, flight: Flight) -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from serve.engine.attention import ragged_attention
+from serve.engine.attention import Implementation, ragged_attention
 
 
 @jax.tree_util.register_dataclass
@@ -51,12 +51,13 @@ class PagedCache:
 
     Attributes:
       pages: one array [pages, page_size, 2 * k, h] a layer, keys at even and values at odd places.
-      tile: queries of a sequence that plain attention takes together.
+      tile: queries of a sequence that plain attention takes together; implementation: see `ragged_attention`.
     """
 
     pages: tuple[jax.Array, ...]
     markers: Markers
     tile: int = dataclasses.field(metadata={"static": True})
+    implementation: Implementation | None = dataclasses.field(default=None, metadata={"static": True})
 
     def write(self, layer: int, k: jax.Array, v: jax.Array, positions: jax.Array) -> "PagedCache":
         """Stores k, v [b, t, k, h] of the stream; `positions` are in the markers already."""
@@ -90,4 +91,7 @@ class PagedCache:
 
     def _mix(self, layer: int, q: jax.Array, tile: int) -> jax.Array:
         m = self.markers
-        return ragged_attention(q, self.pages[layer], m.kv_lens, m.page_indices, m.cu_q_lens, m.num_seqs, tile=tile)
+        return ragged_attention(
+            q, self.pages[layer], m.kv_lens, m.page_indices, m.cu_q_lens, m.num_seqs,
+            tile=tile, implementation=self.implementation,
+        )  # fmt: skip

@@ -35,13 +35,14 @@ class Choice:
 
     Attributes:
       running: [s] slots that may be drafted for; drafted: whether they are; admitted: drafts to verify in all.
-      most: drafts of one slot; threshold: survival below which none is verified.
+      most: drafts of one slot; floor: of every slot first; threshold: survival below which none is verified.
     """
 
     running: np.ndarray
     drafted: bool
     admitted: int
     most: int
+    floor: int
     threshold: float
 
 
@@ -145,6 +146,7 @@ class Runner:
             page_indices=step.page_indices,
             budget=np.int32(rows - decoding),
             most=np.int32(choice.most),
+            floor=np.int32(choice.floor),
             threshold=np.float32(choice.threshold),
         )
         results = self._run(orders, rows, extra)
@@ -166,9 +168,8 @@ class Runner:
 
         def orders(rows: int) -> Orders:
             decode = slots < rows
-            return Orders(
-                slots, np.zeros_like(slots), decode, decode, table, np.int32(rows), np.int32(g), np.float32(0)
-            )
+            limits = np.int32(rows), np.int32(g), np.int32(0), np.float32(0)
+            return Orders(slots, np.zeros_like(slots), decode, decode, table, *limits)
 
         drafting = {("draft", n): lambda n=n: self._draft(slots, table, n) for n in self._drafting if self.drafts}
         streams = [(n, 0) for n in self._rows] + [(n, self.config.chunk) for n in self._mixed]

@@ -13,7 +13,8 @@ from dspark_jax.decoding.keys import Purpose, slot_key, slot_keys
 from dspark_jax.decoding.sampling import choose, distribution
 from dspark_jax.decoding.state import Finish, until_stop
 from dspark_jax.decoding.verify import residual, spread
-from dspark_jax.scheduling.pool import admit
+from dspark_jax.scheduling.pool import SURE, admit
+from serve.engine.attention import Implementation
 from serve.engine.logits import changed, logprobs_of
 from serve.engine.paged import Markers, PagedCache, place
 from serve.engine.state import Slots, Terms
@@ -27,6 +28,7 @@ class Plan:
       target, drafter: graphs of the models; drafter None is plain decoding.
       block_size: drafts of a round; scaling: of confidence logits, None takes them as they are.
       page_size: positions a page.
+      attention: see `serve.engine.attention`; None picks by backend.
     """
 
     target: Any
@@ -34,6 +36,11 @@ class Plan:
     block_size: int
     page_size: int
     scaling: Scaling | None = None
+    attention: Implementation | None = None
+
+    def cache(self, pages: tuple[jax.Array, ...], markers: Markers) -> PagedCache:
+        """Pages as a step sees them; a sequence has a block and its anchor in the stream, but for prompts."""
+        return PagedCache(pages, markers, self.block_size + 1, self.attention)
 
 
 @jax.tree_util.register_dataclass
@@ -46,7 +53,8 @@ class Orders:
       prefill: [s] tokens before the anchor to compute; decode: [s] whether the anchor is computed and a token drawn.
       drafted: [s] whether the slot's drafts are of this step.
       page_indices: [s, pages]; 0 where there is none.
-      budget: [] drafts to verify in all; most: [] of one slot; threshold: [] survival below which none is.
+      budget: [] drafts to verify in all; most: [] of one slot; floor: [] of every slot first; threshold: [] survival
+        below which none is.
     """
 
     order: Any
@@ -56,6 +64,7 @@ class Orders:
     page_indices: Any
     budget: Any
     most: Any
+    floor: Any
     threshold: Any
 
 
@@ -108,7 +117,7 @@ def draft(plan: Plan, params, slots: Slots, order: jax.Array, page_indices: jax.
     markers = Markers.blocks(page_indices[at], position, width, plan.page_size)
     keys = slot_keys(terms.keys, position, Purpose.DRAFT, plan.block_size)
     proposal, cache = drafter.propose(
-        target, head, PagedCache(slots.draft_pages, markers, 1), anchor, position, terms.sampling, keys, plan.block_size
+        target, head, plan.cache(slots.draft_pages, markers), anchor, position, terms.sampling, keys, plan.block_size
     )
     return slots.replace(
         drafts=slots.drafts.at[at].set(proposal.tokens),
@@ -149,11 +158,11 @@ def run(plan: Plan, params, slots: Slots, orders: Orders, rows: int, extra: int)
         cu_q_lens=jnp.concatenate([jnp.zeros(1, jnp.int32), stream.ends]),
         num_seqs=jnp.sum(count > 0, dtype=jnp.int32)[None],
     )
-    cache = PagedCache(slots.pages, markers, g + 1)
+    cache = plan.cache(slots.pages, markers)
     hidden, taps, cache = target(tokens[None], positions[None], cache, drafter.config.tap_ids if drafter else ())
     slots = slots.replace(pages=cache.pages)
     if drafter:
-        context = drafter.extend(PagedCache(slots.draft_pages, markers, g + 1), taps, positions[None])
+        context = drafter.extend(plan.cache(slots.draft_pages, markers), taps, positions[None])
         slots = slots.replace(draft_pages=context.pages)
     first = (stream.ends - decode)[: min(s, rows)]
     order, decode = order[: min(s, rows)], decode[: min(s, rows)]
@@ -199,6 +208,7 @@ def _lengths(slots: Slots, orders: Orders, survival: jax.Array, running: jax.Arr
     may = running & orders.drafted & slots.terms.speculative
     fits = may[:, None] & (jnp.arange(g) < room[:, None]) & (survival >= orders.threshold) & (survival > 0)
     value = jax.lax.cummin(jnp.where(fits, survival, 0), axis=1)
+    value = jnp.where(fits & (jnp.arange(g) < orders.floor), SURE, value)
     left = rows - jnp.sum(running, dtype=jnp.int32)
     budget = jnp.minimum(jnp.minimum(orders.budget, left), jnp.sum(value > 0, dtype=jnp.int32))
     return admit(value, budget)

@@ -166,6 +166,15 @@ def test_what_can_never_run_is_refused_at_once_and_a_full_queue_says_so(engine):
         engine.use(EarlyStop(COSTS))
 
 
+def test_no_request_starves_beside_surer_ones(engine):
+    sure = StepCosts.from_steps_per_second({3: 10.0, 6: 9.9, 12: 0.1})  # three drafts for three requests
+    requests = [ServeRequest([i], max_tokens=40, ignore_eos=True) for i in range(3)]
+    fair = collect(engine, requests, LaggedCapacity(sure, floor=1))
+    for outputs in fair:
+        usage = outputs[-1].usage
+        assert usage.verified >= usage.rounds - 4, "a draft of every request in every round, but for the last ones"
+
+
 def test_blocks_fill_the_step_that_the_budget_leaves(engine):
     before = engine.counts.verified, engine.counts.drafted_steps
     collect(engine, [ServeRequest([2], max_tokens=40, temperature=6.0, seed=1, ignore_eos=True)], SCHEDULED)
