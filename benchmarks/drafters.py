@@ -13,6 +13,7 @@ goes on where it was: drafters and results are kept in `out`.
 import dataclasses
 import json
 import platform
+import time
 from pathlib import Path
 
 import flax
@@ -161,20 +162,38 @@ class CompareDrafters:
 
     def accepted(self, target: LoadedTarget, drafter, answers: dict[str, Answers]) -> dict:
         """Tokens and rounds of greedy answers, drafted for as in generation."""
-        found = {}
+        found, reached, seconds = {}, np.zeros((2, drafter.config.block_size), int), []
         for domain, known in answers.items():
             read = known.hidden if drafter.config.reads_final_hidden else known.taps
-            rounds = replay(drafter, target.model, known.tokens, read, known.prompts, known.ends).tolist()
+            rounds, counts = replay(drafter, target.model, known.tokens, read, known.prompts, known.ends)
             emitted = (known.ends - known.prompts - 1).tolist()
-            found[domain] = [[n, of] for n, of in zip(emitted, rounds, strict=True)]
+            found[domain] = [[n, of] for n, of in zip(emitted, rounds.tolist(), strict=True)]
+            reached += np.asarray(counts)
+        graph, state = nnx.split((drafter, target.model))
+
+        @jax.jit
+        def propose(state, *rest):
+            drafter, target = nnx.merge(graph, state)
+            return drafter.propose(target, *rest)[0]
+
+        cache, at = drafter.create_cache(1, 256), jnp.full(1, 200)
+        keys = jnp.broadcast_to(jax.random.key(0), (1, drafter.config.block_size))
+        arguments = drafter.draft_head(target.model), cache, jnp.ones(1, int), at, Sampling.create(1), keys
+        for _ in range(12):
+            start = time.perf_counter()
+            jax.block_until_ready(propose(state, *arguments))
+            seconds.append(time.perf_counter() - start)
         size = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(drafter, nnx.Param)))
-        return {"parameters": size, "domains": found}
+        conditional = (reached[1] / np.maximum(reached[0], 1)).tolist()
+        block = float(np.median(seconds[2:]))
+        return {"parameters": size, "domains": found, "conditional": conditional, "seconds": block}
 
     def show(self, results: dict[str, list[dict]], domains: list[str]) -> None:
         """Prints accepted lengths with intervals, and each kind's macro-average against the first kind's."""
         table = Table(title=f"tokens a round, greedy, {len(self.seeds)} seeds x {self.limit} prompts a domain, 95 %")
         first = None
-        for column in ("drafter", "parameters", *domains, "macro-average", "first over this"):
+        columns = "macro-average", "first over this", "conditional acceptance by position", "ms a block"
+        for column in ("drafter", "parameters", *domains, *columns):
             table.add_column(column)
         for name, runs in results.items():
             # [seeds, domains, prompts, (tokens, rounds)]
@@ -184,8 +203,11 @@ class CompareDrafters:
             first = (np.mean(mine), macro) if first is None else first
             cells = [interval(tau, draws) for tau, draws in zip(mine, resampled, strict=True)]
             ratio = interval(first[0] / np.mean(mine), first[1] / macro)
-            table.add_row(name, f"{runs[0]['parameters'] / 1e6:.1f} M", *cells, interval(np.mean(mine), macro), ratio)
-        console = Console(width=160)
+            by_position = " ".join(f"{x:.2f}" for x in np.mean([run["conditional"] for run in runs], axis=0))
+            block = f"{1e3 * np.median([run['seconds'] for run in runs]):.1f}"
+            size, average = f"{runs[0]['parameters'] / 1e6:.1f} M", interval(np.mean(mine), macro)
+            table.add_row(name, size, *cells, average, ratio, by_position, block)
+        console = Console(width=200)
         console.print(table)
         versions = f"jax {jax.__version__}, flax {flax.__version__}, Python {platform.python_version()}"
         console.print(
@@ -197,11 +219,14 @@ class CompareDrafters:
 @nnx.jit
 def replay(
     drafter, target: Decoder, tokens: jax.Array, read: jax.Array, prompts: jax.Array, ends: jax.Array
-) -> jax.Array:
-    """Rounds [b] that greedy generation takes with a drafter, for answers that are known: the target need not run.
+) -> tuple[jax.Array, jax.Array]:
+    """What greedy generation takes with a drafter, for answers that are known: the target need not run.
 
     Args:
       tokens: [b, t] prompts [b] long with their answers, up to `ends` [b]; read: [b, t, m * d] what the drafter reads.
+
+    Returns:
+      Rounds [b], and [2, g] how often a draft was reached and how often it was accepted.
     """
     (b, t), g = tokens.shape, drafter.config.block_size
     head, embedded = drafter.draft_head(target), target.embed(tokens)
@@ -211,20 +236,23 @@ def replay(
     sampling, keys = Sampling.create(b), jnp.broadcast_to(jax.random.key(0), (b, g))
 
     def body(carry):
-        position, rounds, cache = carry
+        position, rounds, counts, cache = carry
         pick = lambda x: jnp.take_along_axis(x, block.reshape(b, -1, *(1,) * (x.ndim - 2)), axis=1)  # noqa: E731
         anchor = jnp.take_along_axis(tokens, position[:, None], axis=1)[:, 0]
         proposal, cache = drafter.propose(target, head, cache, anchor, position, sampling, keys)
         block = jnp.minimum(position[:, None] + jnp.arange(g + 1), t - 1)
         good = jnp.cumprod(proposal.tokens == pick(tokens)[:, 1:], axis=1)
-        accepted = jnp.minimum(jnp.sum(good, axis=1), jnp.maximum(ends - position - 2, 0))
-        running = position < ends - 1
+        room = jnp.maximum(ends - position - 2, 0)
+        accepted = jnp.minimum(jnp.sum(good, axis=1), room)
+        running, k = position < ends - 1, jnp.arange(g)
+        tried = running[:, None] & (k <= accepted[:, None]) & (k < room[:, None])
+        counts = counts + jnp.stack([tried, tried & (k < accepted[:, None])]).sum(axis=1)
         seen = running[:, None] & (jnp.arange(g + 1) <= accepted[:, None])
         cache = drafter.extend(cache, pick(read), jnp.where(seen, block, -1), pick(embedded))
-        return position + running * (accepted + 1), rounds + running, cache
+        return position + running * (accepted + 1), rounds + running, counts, cache
 
-    start = prompts, jnp.zeros_like(prompts), cache
-    return jax.lax.while_loop(lambda c: jnp.any(c[0] < ends - 1), body, start)[1]
+    start = prompts, jnp.zeros_like(prompts), jnp.zeros((2, g), int), cache
+    return jax.lax.while_loop(lambda c: jnp.any(c[0] < ends - 1), body, start)[1:3]
 
 
 def taus(counts: np.ndarray) -> float:
