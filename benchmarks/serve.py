@@ -135,7 +135,7 @@ async def measure(url: str, prompts: list[str], options: Serving) -> list[tuple[
         for rate in options.rates:
             results.append(("rate", rate, await open_loop(client, bodies(options.requests), rate, seed=0)))
         told = await client.get(httpx2.URL(url).join("/metrics"))
-        if (count := re.search(r"^dspark_recompiles_total (\S+)", told.text, re.M)) and float(count[1]):
+        if (count := re.search(r"^dspark_recompiles (\S+)", told.text, re.M)) and float(count[1]):
             console.print(f"{url} compiled {count[1]} programs under load", style="red")
     for kind, value, load in results:
         if errors := {answer.error for answer in load.answers if answer.error}:
