@@ -73,9 +73,9 @@ def test_the_last_that_came_gives_way_and_comes_back_first():
     assert s.admit()[0] is second
     assert second.computed >= 8, "what it had computed is found again"
     before = len(second.tokens)
-    while not (step := s.step()).draftable:
+    while second not in (step := s.step()).draftable:
         assert second not in step.starting, "it draws in a drafted round, as it would have"
-    assert step.draftable == [second] and len(second.tokens) == before
+    assert len(second.tokens) == before
 
 
 def test_a_request_that_leaves_the_queue_or_a_slot_frees_what_it_holds():
