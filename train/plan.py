@@ -28,7 +28,7 @@ from dspark_jax.models.decoder import Decoder, check_taps
 from dspark_jax.sharding import ROWS, make_mesh, row_shards, shardings
 from train.attention import choose_attention
 from train.config import RunConfig, read_config
-from train.flops import PEAKS, model_flops
+from train.flops import PEAKS, model_flops, splash_cost
 from train.hlo import Counts, count
 from train.loop import check_rows, optimizer, step_config, trained
 from train.step import TokenBatch, TrainState, jit_step
@@ -200,7 +200,12 @@ class Plan:
         text = compiled.as_text()
         if self.hlo:
             Path(self.hlo).write_text(text)
-        console.print(table(run, target, mesh, chip, compiled.memory_analysis(), count(text)))
+        counts = count(text)
+        for (name, read), times in counts.kernels.items():
+            flops, moved = splash_cost(name, read, run.seq_len)
+            counts.flops += times * flops
+            counts.bytes += times * moved
+        console.print(table(run, target, mesh, chip, compiled.memory_analysis(), counts))
         console.print(f"in {time.perf_counter() - started:.0f} s, at XLA's effort {self.effort:g}", highlight=False)
         return True
 

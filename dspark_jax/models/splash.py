@@ -125,12 +125,14 @@ def _next(runs: jax.Array) -> jax.Array:
 def tiles_at_most(queries: int, keys: int, context: int) -> tuple[int, int, int]:
     """Tiles that run for a row, at most, and their size in queries and in keys.
 
-    The row is one document: of its queries, where all keys are `context`, else of blocks that start at its end, whose
-    own keys stand behind the context.
+    The row is one document: of the queries themselves where there are as many as keys, else of blocks that start at its
+    end, whose own keys stand behind the `context`.
     """
-    (bq, more), (bk, _) = _tiling(queries), _tiling(keys)
-    at, blocks = jnp.minimum(jnp.arange(queries + more), queries - 1), keys - context
-    ends, width = (jnp.full_like(at, context), -(-blocks // queries)) if blocks else (at + 1, 0)
-    own, alone = context + at * blocks // queries, jnp.zeros_like(at)
-    visible = Visible(ends, own, alone, jnp.zeros(-(-keys // bk) * bk, int), width)
-    return int(jnp.sum(_tiles(visible, bq, bk))), bq, bk
+    (bq, more_q), (bk, more_k) = _tiling(queries), _tiling(keys)
+    at = jnp.minimum(jnp.arange(queries + more_q), queries - 1)
+    ends, own, width = at + 1, at, 0
+    if queries != keys:
+        each = -(-(keys - context) // queries)
+        ends, own, width = jnp.full_like(at, context), context + at * (keys - context) // queries, each
+    alone = jnp.zeros(queries + more_q, int), jnp.zeros(keys + more_k, int)
+    return int(jnp.sum(_tiles(Visible(ends, own, *alone, width), bq, bk))), bq, bk
