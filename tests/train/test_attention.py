@@ -1,6 +1,9 @@
 """Attention in kernels is plain attention. Kernels are interpreted, with small tiles, so that there are several."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -83,6 +86,12 @@ def test_tiles_that_hold_nothing_to_see_are_skipped():
     assert runs[needed].all() and runs.sum() <= needed.sum() + 1 and needed.sum() < runs.size - 5
     following = np.asarray(splash._next(jnp.asarray(runs)))
     assert (following[runs] == np.nonzero(runs)[1]).all()
+
+
+@pytest.mark.slow
+def test_each_device_attends_for_its_rows_and_heads():
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-m", "tests.train.attended"], env={**os.environ, **flags}, check=True, timeout=600)
 
 
 TPU = SimpleNamespace(platform="tpu", device_kind="TPU v5 lite")
