@@ -34,10 +34,11 @@ def choose_attention(run: RunConfig, target: TargetConfig, dtype: Any, mesh: Mes
             "a head_dim of at most 128 that 8 divides": target.head_dim <= 128 and target.head_dim % 8 == 0,
             **heads,
         },
+        "plain": {},
     }
     if run.attention == "auto":
-        return next((kind for kind, need in needs.items() if all(need.values())), "plain")
-    if missing := [what for what, met in needs.get(run.attention, {}).items() if not met]:
+        return next(kind for kind, need in needs.items() if all(need.values()))
+    if missing := [what for what, met in needs[run.attention].items() if not met]:
         raise ValueError(
             f"attention {run.attention} needs {', and '.join(missing)}; the mesh is {dict(mesh.shape)} of "
             f"{device.device_kind}. Choose auto or plain."

@@ -60,7 +60,7 @@ def model_flops(run: RunConfig, target: TargetConfig) -> dict[str, float]:
 
 
 def splash_cost(name: str, read: Sequence[Array], context: int) -> tuple[float, float]:
-    """Operations, and bytes of HBM beyond operands and results once, of a call of splash attention on a device, at most.
+    """Operations of a call of splash attention on a device, at most, and bytes beyond operands and results once.
 
     Args:
       name: of the kernel; read: the arrays it reads, as they stand in the program; context: positions of a row.

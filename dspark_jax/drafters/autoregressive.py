@@ -146,7 +146,7 @@ class Autoregressive(DraftVocabulary):
         k, v = self.layer.attention.context(self.enter(following, states)[1])
         k = rotate(k, *self._rotation(positions))
         at = lambda x: jnp.take_along_axis(x, anchors, axis=1)  # noqa: E731
-        seen = anchors - 1, at(segments), segments
+        seen = anchors - 1, at(segments)
         state = jnp.take_along_axis(states, jnp.maximum(anchors - 1, 0)[..., None], axis=1)
         # A document's first token has no state before it.
         state = jnp.where(at(positions)[..., None] > 0, state, 0)
@@ -159,7 +159,7 @@ class Autoregressive(DraftVocabulary):
             turn = self._rotation(at(positions)[..., None] - 1 + step)
             keys, values = (*keys, rotate(own_key, *turn)), (*values, own_value)
             own = jnp.concatenate(keys, axis=2), jnp.concatenate(values, axis=2)
-            mixed = block_mix(rotate(q, *turn), k, v, *own, *seen, attention_chunk, attention)
+            mixed = block_mix(rotate(q, *turn), k, v, segments, *own, *seen, attention_chunk, attention)
             return self.layer.finish(x[:, :, None], mixed)[:, :, 0], keys, values
 
         outputs, keys, values = [], (), ()

@@ -169,14 +169,15 @@ class DSpark(DraftVocabulary):
         features = self.context(taps)
         context_rotation = rotation(c.rope, c.head_dim, positions)
         block_rotation = rotation(c.rope, c.head_dim, at(positions)[..., None] + jnp.arange(width))
-        seen = anchors, at(segments), segments
+        documents = at(segments)
 
         def run(layer: DraftLayer, x: jax.Array, features: jax.Array) -> jax.Array:
             k, v = layer.attention.context(features)
             q, k_block, v_block = layer.attention.split(layer.attention_norm(x))
             q, k_block = rotate(q, *block_rotation), rotate(k_block, *block_rotation)
             k = rotate(k, *context_rotation)
-            return layer.finish(x, block_mix(q, k, v, k_block, v_block, *seen, attention_chunk, attention))
+            own = k_block, v_block, anchors, documents
+            return layer.finish(x, block_mix(q, k, v, segments, *own, attention_chunk, attention))
 
         for i, layer in enumerate(self.layers):
             with jax.named_scope(f"draft_layer_{i}"):

@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -81,7 +82,7 @@ def _tiling(n: int) -> tuple[int, int]:
     return size, -n % size
 
 
-def _row(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, tile: tuple[int, int], interpret: bool):
+def _row(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, tile: tuple[int, int], interpret: bool) -> Any:
     """One row, head-major."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
@@ -89,11 +90,9 @@ def _row(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, tile: tuple
 
     (bq, bk), sees = tile, _Sees(visible.width)
     runs = _tiles(visible, bq, bk)
-
-    # The library makes this of masks that are known when a program is traced, or whole in memory. Ours is neither.
-    def info(next_tile: jax.Array) -> MaskInfo:
-        return MaskInfo(next_tile[None], None, runs[None].astype(jnp.int32), None, sees.code(visible))
-
+    code: Any = sees.code(visible)  # The library would have NumPy's.
+    # The library makes this of masks known when a program is traced, or of whole ones in memory. Ours is neither.
+    info = lambda after: MaskInfo(after[None], None, runs[None].astype(jnp.int32), None, code)  # noqa: E731
     rows, columns = info(_next(runs)), info(_next(runs.T).T)
     sizes = splash.BlockSizes(bq, bk, bk, bq, bk, bk, bq, bk)
     attend = kernel.SplashAttentionKernel(

@@ -22,7 +22,7 @@ def main() -> None:
 
     def loss(attention, *x):
         documents = jnp.take_along_axis(segments, ends, axis=1)
-        return jnp.sum(jnp.sin(layer.block_mix(*x, ends, documents, segments, 0, attention)))
+        return jnp.sum(jnp.sin(layer.block_mix(*x[:3], segments, *x[3:], ends, documents, 0, attention)))
 
     gradients = lambda attention: jax.jit(jax.grad(partial(loss, attention), argnums=range(5)))  # noqa: E731
     plain = gradients("plain")(*x)

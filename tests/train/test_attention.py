@@ -61,7 +61,7 @@ def test_blocks_and_their_gradients():
 
     def run(attention):
         def of(*x):
-            mixed = layer.block_mix(*x, ends, documents, segments, 16, attention)
+            mixed = layer.block_mix(*x[:3], segments, *x[3:], ends, documents, 16, attention)
             return jnp.sum(mixed * out), mixed
 
         return jax.jit(jax.grad(of, argnums=range(5), has_aux=True))(q, k, v, k_block, v_block)
