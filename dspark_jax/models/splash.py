@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dspark_jax.sharding import by_rows_and_heads
 
@@ -103,11 +104,11 @@ def _row(q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, tile: tuple
     return attend(q, k, v, splash.SegmentIds(visible.queries, visible.keys))
 
 
-def _tiles(visible: Visible, bq: int, bk: int) -> jax.Array:
+def _tiles(visible: Visible, bq: int, bk: int) -> Any:
     """Which tiles of a row's queries and keys may hold a pair that is seen: [q / bq, s / bk] booleans."""
     ends, own, queries = (x.reshape(-1, bq) for x in (visible.ends, visible.own, visible.queries))
-    keys, first = visible.keys.reshape(-1, bk), jnp.arange(0, len(visible.keys), bk)
-    least, most = partial(jnp.min, axis=1, keepdims=True), partial(jnp.max, axis=1, keepdims=True)
+    keys, first = visible.keys.reshape(-1, bk), np.arange(0, len(visible.keys), bk)
+    least, most = (lambda x: x.min(1, keepdims=True)), (lambda x: x.max(1, keepdims=True))
     before = first < most(ends)
     within = (first < most(own) + visible.width) & (first + bk > least(own))
     documents = (most(queries) >= least(keys).T) & (least(queries) <= most(keys).T)
@@ -128,10 +129,10 @@ def tiles_at_most(queries: int, keys: int, context: int) -> tuple[int, int, int]
     end, whose own keys stand behind the `context`.
     """
     (bq, more_q), (bk, more_k) = _tiling(queries), _tiling(keys)
-    at = jnp.minimum(jnp.arange(queries + more_q), queries - 1)
+    at: Any = np.minimum(np.arange(queries + more_q), queries - 1)
     ends, own, width = at + 1, at, 0
     if queries != keys:
         each = -(-(keys - context) // queries)
-        ends, own, width = jnp.full_like(at, context), context + at * (keys - context) // queries, each
-    alone = jnp.zeros(queries + more_q, int), jnp.zeros(keys + more_k, int)
-    return int(jnp.sum(_tiles(Visible(ends, own, *alone, width), bq, bk))), bq, bk
+        ends, own, width = np.full_like(at, context), context + at * (keys - context) // queries, each
+    one: Any = np.zeros(keys + more_k, int)
+    return int(_tiles(Visible(ends, own, np.zeros_like(at), one, width), bq, bk).sum()), bq, bk

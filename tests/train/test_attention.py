@@ -80,8 +80,7 @@ def test_tiles_that_hold_nothing_to_see_are_skipped():
     key = np.arange(len(keys))
     mine = (own[:, None] <= key) & (key < own[:, None] + w)
     seen = ((key < ends[:, None]) | mine) & (queries[:, None] == keys)
-    visible = Visible(*map(jnp.asarray, (ends, own, queries, keys)), w)
-    runs = np.asarray(splash._tiles(visible, 128, 128))
+    runs = splash._tiles(Visible(ends, own, queries, keys, w), 128, 128)
     needed = seen.reshape(3, 128, 7, 128).any((1, 3))
     assert runs[needed].all() and runs.sum() <= needed.sum() + 1 and needed.sum() < runs.size - 5
     following = np.asarray(splash._next(jnp.asarray(runs)))
