@@ -90,6 +90,18 @@ def by_rows(x: jax.Array, *axes: Any) -> jax.Array:
     return constrain(x, ROWS, *axes, *(None,) * (jnp.ndim(x) - 1 - len(axes)))
 
 
+def by_rows_and_heads(kernel: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """An attention kernel, run by each device on its own rows and heads.
+
+    It takes q [b, q, n, h], k and v [b, s, k, h] and a tree of [b, ...], and returns [b, q, n, h].
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return kernel
+    heads = P(ROWS, None, "tensor")
+    # Kernels do not say over which axes their results vary.
+    return jax.shard_map(kernel, in_specs=(heads, heads, heads, P(ROWS)), out_specs=heads, check_vma=False)
+
+
 def row_shards(mesh: Mesh | None = None) -> int:
     """Devices that share the rows of a batch, on the mesh in use where none is given; 1 without a mesh."""
     shape = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).shape

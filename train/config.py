@@ -42,10 +42,12 @@ class RunConfig:
         Runs on the same data and taps can share it.
       share_targets: see `train.step.drafter_loss`.
       chunk: block positions whose logits exist at once on a device.
-      attention_chunk, query_chunk: anchors of a row in the drafter, and queries of a row in the target, whose attention
-        scores exist at once; 0 is all. remat: keep little of the drafter for the backward pass, and compute the rest
-        again. scan_layers: run the target's layers as one loop, on a copy of their parameters, which compiles much
-        faster. These change memory and time, and results by rounding alone.
+      attention: `splash` is a kernel for TPU that never holds scores, `cudnn` one for NVIDIA GPUs and the target alone;
+        `auto` takes what devices and target allow. attention_chunk, query_chunk: anchors of a row in the drafter, and
+        queries of a row in the target, whose scores exist at once where attention is plain; 0 is all.
+      remat: keep little of the drafter for the backward pass, and compute the rest again. scan_layers: run the target's
+        layers as one loop, on a copy of their parameters, which compiles much faster. These and attention change memory
+        and time, and results by rounding alone.
       compute_dtype: of the drafter's activations and products. Its parameters and the optimizer stay float32.
       weights: of the loss's terms; without one on confidence a DSpark drafter has no confidence head.
       optimizer: `muon` orthogonalises the updates of the backbone's matrices; everything else stays with AdamW.
@@ -83,6 +85,7 @@ class RunConfig:
     features: str = ""
     share_targets: bool = False
     chunk: int = 640
+    attention: Literal["auto", "plain", "splash", "cudnn"] = "auto"
     attention_chunk: int = 0
     query_chunk: int = 0
     remat: bool = False

@@ -1,10 +1,14 @@
 """Floating-point operations: how many a training step asks for, from its shapes alone, and how many a device can do."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from dspark_jax.drafters import DrafterConfig, Eagle3Config
 from dspark_jax.models.config import TargetConfig
+from dspark_jax.models.splash import LANES, tiles_at_most
 from train.config import RunConfig
+from train.hlo import Array
 
 TRAINED, FROZEN = 3, 2
 """What forward and backward pass cost in forward passes: a frozen operand has no gradient to compute."""
@@ -53,6 +57,27 @@ def model_flops(run: RunConfig, target: TargetConfig) -> dict[str, float]:
         "draft attention": TRAINED * 2 * pairs * heads,
     }
     return {part: 2.0 * n for part, n in products.items()}
+
+
+def splash_cost(name: str, read: Sequence[Array], context: int) -> tuple[float, float]:
+    """Operations of a call of splash attention on a device, at most, and bytes beyond operands and results once.
+
+    Args:
+      name: of the kernel; read: the arrays it reads, as they stand in the program; context: positions of a row.
+
+    Raises:
+      ValueError: it is another kernel.
+    """
+    products = {"fwd": 2, "dq": 3, "dkv": 4}.get(name.removeprefix("splash_mha_").split("_")[0])
+    if products is None:
+        raise ValueError(f"the step runs a kernel {name}, and what it does is not known: the plan would leave it out.")
+    q, k = [array for array in read if len(array.shape) > 2 and array.type in ("bf16", "f32")][:2]
+    *rows, n, queries, h = q.shape
+    tiles, bq, bk = tiles_at_most(queries, k.shape[-2], context)
+    # Each tile reads keys and values, or queries and gradients, and each head marks of its other side, a number a lane.
+    inner, outer, marks = (bq, k.shape[-2], 1) if "dkv" in name else (bk, queries, 2)
+    again = tiles * 2 * inner * q.bytes / (math.prod(q.shape[:-1])) + outer * marks * LANES * 4
+    return math.prod(rows) * n * tiles * bq * bk * h * 2.0 * products, math.prod(rows) * n * again
 
 
 PEAKS = {

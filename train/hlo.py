@@ -39,6 +39,7 @@ class Array:
 class Instruction:
     """A line of HLO, `name = arrays kind(value), attributes`, where `value` lists operands, or is a number."""
 
+    name: str
     arrays: tuple[Array, ...]
     kind: str
     operands: tuple[str, ...]
@@ -68,6 +69,8 @@ class Counts:
       flops: of products; bytes: read from and written to HBM.
       collectives: how many of each kind; sizes: bytes of their larger sides; wire: bytes that a device sends
         for them, in rings.
+      kernels: calls of Pallas kernels, by name and the arrays they read; what they do inside is not in `flops`, and
+        `bytes` has their operands and results once.
       arrays: every array of the program.
     """
 
@@ -76,6 +79,7 @@ class Counts:
     collectives: Counter[str] = dataclasses.field(default_factory=Counter)
     sizes: Counter[str] = dataclasses.field(default_factory=Counter)
     wire: float = 0
+    kernels: Counter[tuple[str, tuple[Array, ...]]] = dataclasses.field(default_factory=Counter)
     arrays: set[Array] = dataclasses.field(default_factory=set)
 
 
@@ -90,11 +94,11 @@ def parse(text: str) -> tuple[dict[str, Computation], str]:
         elif line.startswith(" ") and " = " in line:
             left, right = line.strip().split(" = ", 1)
             name = left.removeprefix("ROOT ").removeprefix("%")
-            current[name] = _instruction(right, current, name != left.removeprefix("%"))
+            current[name] = _instruction(name, right, current, name != left.removeprefix("%"))
     return computations, entry
 
 
-def _instruction(text: str, earlier: Computation, root: bool) -> Instruction:
+def _instruction(name: str, text: str, earlier: Computation, root: bool) -> Instruction:
     middle = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
     start = text.index("(", middle)
     end = _closing(text, start)
@@ -104,7 +108,7 @@ def _instruction(text: str, earlier: Computation, root: bool) -> Instruction:
         for type, dims, layout in ARRAY.findall(text[:middle])
     )
     operands = tuple(name for name in NAME.findall(value) if name in earlier)
-    return Instruction(arrays, text[middle:start].strip(), operands, value, text[end + 1 :], root)
+    return Instruction(name, arrays, text[middle:start].strip(), operands, value, text[end + 1 :], root)
 
 
 def _closing(text: str, start: int) -> int:
@@ -134,6 +138,9 @@ def count(text: str) -> Counts:
         kind = instruction.kind.removesuffix("-start")
         if kind in ("dot", "convolution"):
             counts.flops += times * _product(instruction, here)
+        elif kind == "custom-call" and '"tpu_custom_call"' in attributes:
+            read = tuple(array for operand in instruction.operands for array in here[operand].arrays)
+            counts.kernels[instruction.name.split(".")[0], read] += times
         elif kind in COLLECTIVES and not channels & (channel := {*_numbers(r"channel_id=(\d+)", attributes)}):
             # Spread over several fusions, each of which computes something meanwhile, it is still one.
             channels |= channel

@@ -26,8 +26,9 @@ from dspark_jax.drafters.kinds import build_drafter
 from dspark_jax.models.config import TargetConfig
 from dspark_jax.models.decoder import Decoder, check_taps
 from dspark_jax.sharding import ROWS, make_mesh, row_shards, shardings
+from train.attention import choose_attention
 from train.config import RunConfig, read_config
-from train.flops import PEAKS, model_flops
+from train.flops import PEAKS, model_flops, splash_cost
 from train.hlo import Counts, count
 from train.loop import check_rows, optimizer, step_config, trained
 from train.step import TokenBatch, TrainState, jit_step
@@ -100,7 +101,8 @@ def step_shapes(run: RunConfig, target: TargetConfig, mesh: Mesh) -> tuple[Any, 
     features = (given(jnp.bfloat16, d), given(jnp.bfloat16, len(run.tap_ids) * d), given(f32))
     tokens = given(jnp.int32), given(jnp.bool_), given(jnp.int32), given(jnp.int32)
     batch: Any = TokenBatch[Any](*tokens, features if run.cache_features else None)
-    step = jit_step(step_config(run, graph, target_graph, tx), shardings(state, mesh), mesh)
+    attention = choose_attention(run, target, jnp.bfloat16, mesh)
+    step = jit_step(step_config(run, graph, target_graph, tx, attention), shardings(state, mesh), mesh)
     return step, (lay(state), lay(frozen), lay(target_params), batch)
 
 
@@ -124,10 +126,11 @@ def takes_memory(run: RunConfig, target: TargetConfig, mesh: Mesh, arguments: in
     size = 2 if run.compute_dtype == "bfloat16" else 4
     passes = drafter.num_layers if run.kind == "dspark" else run.block_size
     inner = 8 * target.hidden_size + 4 * drafter.intermediate_size // tensor
-    scores = 1 if run.remat or run.attention_chunk else passes
+    plain = choose_attention(run, target, jnp.bfloat16, mesh) == "plain"
+    scores = plain * (1 if run.remat or run.attention_chunk else passes)
     per_block = run.block_size if run.kind == "dspark" else 1
     found = [
-        (6 * rows * heads * queries * t, f"scores of {queries} of the target's queries: lower query_chunk"),
+        (6 * plain * rows * heads * queries * t, f"scores of {queries} of the target's queries: lower query_chunk"),
         (
             6 * scores * rows * heads * anchors * per_block * t,
             f"scores of {anchors} anchors: lower attention_chunk",
@@ -170,7 +173,11 @@ class Plan:
         if run.kind != "mtp":
             check_taps(run.tap_ids, target.num_layers)
         shape = " x ".join(f"{n} {axis}" for axis, n in mesh.shape.items())
-        console.print(f"{run.kind} for {run.target} on {self.topology}, {mesh.size} chips as {shape}", highlight=False)
+        console.print(
+            f"{run.kind} for {run.target} on {self.topology}, {mesh.size} chips as {shape}, "
+            f"{choose_attention(run, target, jnp.bfloat16, mesh)} attention",
+            highlight=False,
+        )
         jax.config.update("jax_exec_time_optimization_effort", self.effort)
         jax.config.update("jax_memory_fitting_effort", self.effort)
         started = time.perf_counter()
@@ -193,7 +200,12 @@ class Plan:
         text = compiled.as_text()
         if self.hlo:
             Path(self.hlo).write_text(text)
-        console.print(table(run, target, mesh, chip, compiled.memory_analysis(), count(text)))
+        counts = count(text)
+        for (name, read), times in counts.kernels.items():
+            flops, moved = splash_cost(name, read, run.seq_len)
+            counts.flops += times * flops
+            counts.bytes += times * moved
+        console.print(table(run, target, mesh, chip, compiled.memory_analysis(), counts))
         console.print(f"in {time.perf_counter() - started:.0f} s, at XLA's effort {self.effort:g}", highlight=False)
         return True
 
