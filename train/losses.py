@@ -16,6 +16,7 @@ from dspark_jax.models.chunks import in_chunks
 from dspark_jax.models.decoder import tokens_only
 from dspark_jax.models.layers import linear
 from dspark_jax.sharding import by_rows, row_shards
+from train.distances import distances, fast_distances
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,52 +110,6 @@ def target_table(labels: Labels, hidden: jax.Array, normalizer: jax.Array | None
     """`target_log_probs` at all positions [b, t, d], `chunk` positions at a time."""
     split, join = _in_chunks(hidden.shape[0], hidden.shape[1], chunk)
     return join(jax.lax.map(lambda rows: target_log_probs(labels, *rows), jax.tree.map(split, (hidden, normalizer))))
-
-
-def distances(logits: jax.Array, log_p: jax.Array, row: jax.Array, soft: bool):
-    """How far q = softmax(logits) [..., rows] is from p, by row.
-
-    Args:
-      log_p: [..., rows]; row: [...] of the token drawn; soft: whether the last term is wanted, zeros otherwise.
-
-    Returns:
-      -log q(token), sum |q - p| and -sum p log q, all [...].
-    """
-    normalizer = jax.nn.logsumexp(logits, axis=-1)
-    q, p = jnp.exp(logits - normalizer[..., None]), jnp.exp(log_p)
-    ce = normalizer - jnp.take_along_axis(logits, row[..., None], axis=-1)[..., 0]
-    return ce, jnp.sum(jnp.abs(q - p), axis=-1), _cross_entropy(logits, normalizer, p) if soft else jnp.zeros_like(ce)
-
-
-def _cross_entropy(logits: jax.Array, normalizer: jax.Array, p: jax.Array) -> jax.Array:
-    """-sum p log q. What no draft can be has no mass or no logit, and takes no part."""
-    return jnp.sum(jnp.where(p > 0, p * (normalizer[..., None] - logits), 0.0), axis=-1)
-
-
-def _distances_forward(logits, log_p, row, soft):
-    normalizer = jax.nn.logsumexp(logits, axis=-1)
-    q, p = jnp.exp(logits - normalizer[..., None]), jnp.exp(log_p)
-    ce = normalizer - jnp.take_along_axis(logits, row[..., None], axis=-1)[..., 0]
-    both = jnp.abs(q - p), jnp.where(q > p, q, -q)
-    l1, tilt = jax.lax.reduce(both, (0.0, 0.0), lambda a, b: (a[0] + b[0], a[1] + b[1]), (q.ndim - 1,))
-    cross = _cross_entropy(logits, normalizer, p) if soft else jnp.zeros_like(ce)
-    return (ce, l1, cross), (logits, normalizer, log_p, row, tilt)
-
-
-def _distances_backward(soft, residuals, cotangents):
-    logits, normalizer, log_p, row, tilt = residuals
-    ce, l1, cross = (x[..., None] for x in cotangents)
-    q, p = jnp.exp(logits - normalizer[..., None]), jnp.exp(log_p)
-    drawn = jnp.arange(q.shape[-1]) == row[..., None]
-    # d sum |q - p| = q (s - <s, q>) with s = sign(q - p).
-    gradient = q * (ce - l1 * tilt[..., None] + jnp.where(q > p, l1, -l1)) - jnp.where(drawn, ce, 0.0)
-    if soft:
-        gradient += cross * (q * jnp.sum(p, axis=-1, keepdims=True) - p)
-    return gradient, None, None
-
-
-fast_distances = jax.custom_vjp(distances, nondiff_argnums=(3,))
-fast_distances.defvjp(_distances_forward, _distances_backward)
 
 
 def at_rows(x: jax.Array, index: jax.Array) -> jax.Array:
