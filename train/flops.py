@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from dspark_jax.drafters import DrafterConfig, Eagle3Config
+from dspark_jax.hlo import Array
 from dspark_jax.models.config import TargetConfig
 from dspark_jax.models.splash import LANES, tiles_at_most
 from train.config import RunConfig
-from train.hlo import Array
 
 TRAINED, FROZEN = 3, 2
 """What forward and backward pass cost in forward passes: a frozen operand has no gradient to compute."""
@@ -78,31 +77,3 @@ def splash_cost(name: str, read: Sequence[Array], context: int) -> tuple[float, 
     inner, outer, marks = (bq, k.shape[-2], 1) if "dkv" in name else (bk, queries, 2)
     again = tiles * 2 * inner * q.bytes / (math.prod(q.shape[:-1])) + outer * marks * LANES * 4
     return math.prod(rows) * n * tiles * bq * bk * h * 2.0 * products, math.prod(rows) * n * again
-
-
-PEAKS = {
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5": 459e12,
-    "TPU v5p": 459e12,
-    "TPU v6 lite": 918e12,
-    "TPU v6e": 918e12,
-    "TPU7x": 2307e12,
-    "NVIDIA H100 PCIe": 756e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA A100": 312e12,
-    "NVIDIA L4": 121e12,
-    "Tesla T4": 65e12,
-}
-"""Dense bf16 (T4: fp16) FLOP/s of a device by how JAX calls it, as its maker states them."""
-
-
-def peak_flops(device: Any) -> float | None:
-    """FLOP/s of a device at best, or None where they are not known."""
-    name = device.device_kind
-    if name in PEAKS:
-        return PEAKS[name]
-    # A GPU's name goes on with its memory and connector.
-    return next((peak for known, peak in PEAKS.items() if name.startswith((f"{known} ", f"{known}-"))), None)

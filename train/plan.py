@@ -5,7 +5,6 @@ Needs libtpu (`pip install 'jax[tpu]'`), which compiles without hardware, and of
 
 import dataclasses
 import math
-import os
 import sys
 import time
 from pathlib import Path
@@ -21,62 +20,18 @@ from rich.console import Console
 from rich.table import Table
 
 from dspark_jax.checkpoints.target import load_target_config
+from dspark_jax.chips import CHIPS, GIB, Chip, topology
 from dspark_jax.cli.mistakes import told_in_one_line
 from dspark_jax.drafters.kinds import build_drafter
+from dspark_jax.hlo import Counts, count
 from dspark_jax.models.config import TargetConfig
 from dspark_jax.models.decoder import Decoder, check_taps
 from dspark_jax.sharding import ROWS, make_mesh, row_shards, shardings
 from train.attention import choose_attention
 from train.config import RunConfig, read_config
-from train.flops import PEAKS, model_flops, splash_cost
-from train.hlo import Counts, count
+from train.flops import model_flops, splash_cost
 from train.loop import check_rows, optimizer, step_config, trained
 from train.step import TokenBatch, TrainState, jit_step
-
-
-@dataclasses.dataclass(frozen=True)
-class Chip:
-    """What its maker states of a chip: peak bf16 FLOP/s, bytes/s of HBM and of all links to other chips, HBM bytes.
-
-    `accelerator` is what libtpu takes for TPU_ACCELERATOR_TYPE.
-    """
-
-    flops: float
-    bandwidth: float
-    links: float
-    memory: float
-    accelerator: str
-
-
-GIB = 1 << 30
-CHIPS = {
-    "v4": Chip(PEAKS["TPU v4"], 1.228e12, 300e9, 32 * GIB, "v4-8"),
-    "v5e": Chip(PEAKS["TPU v5e"], 0.819e12, 200e9, 16 * GIB, "v5litepod-16"),
-    "v5p": Chip(PEAKS["TPU v5p"], 2.765e12, 600e9, 95 * GIB, "v5p-8"),
-    "v6e": Chip(PEAKS["TPU v6e"], 1.64e12, 448e9, 32 * GIB, "v6e-16"),
-}
-
-
-def topology(name: str) -> list[Any]:
-    """Devices of a TPU slice that need not be there, such as v5e:4x4.
-
-    Raises:
-      ValueError: the chip is not known, or libtpu is missing or knows no such slice.
-    """
-    if (chip := name.split(":")[0]) not in CHIPS:
-        raise ValueError(f"--topology must be a slice of {', '.join(CHIPS)}, such as v5e:4x4; got {name!r}.")
-    # Set before libtpu starts: there is no TPU here to ask, and none may be looked for.
-    apart = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-    os.environ.update({**apart, "TPU_ACCELERATOR_TYPE": CHIPS[chip].accelerator, **os.environ})
-    jax.config.update("jax_platforms", "cpu")
-    from jax.experimental import topologies
-
-    try:
-        return list(topologies.get_topology_desc(name, platform="tpu").devices)
-    except (RuntimeError, NotImplementedError) as error:
-        raise ValueError(
-            f"no TPU slice {name!r} ({error}). pip install 'jax[tpu]', and name a slice such as v5e:4x4."
-        ) from error
 
 
 def step_shapes(run: RunConfig, target: TargetConfig, mesh: Mesh) -> tuple[Any, tuple]:

@@ -6,11 +6,11 @@ import jax
 import pytest
 
 from configs import tiny, tiny_eagle3, tiny_mtp
+from dspark_jax.hlo import count
 from dspark_jax.models.config import TargetConfig
 from dspark_jax.models.splash import tiles_at_most
 from dspark_jax.sharding import make_mesh
 from train.flops import model_flops, splash_cost
-from train.hlo import count
 from train.plan import step_shapes
 
 PROGRAM = """HloModule jit_step, entry_computation_layout={(f32[8,16]{1,0})->f32[8,16]{1,0}}

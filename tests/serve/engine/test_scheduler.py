@@ -60,11 +60,15 @@ def test_pages_grow_ahead_of_what_unread_steps_may_write():
 def test_the_last_that_came_gives_way_and_comes_back_first():
     s = scheduler((8, 20), (8, 20), (4, 4), slots=2, pages=8)
     first, second = s.admit()
-    with pytest.raises(OutOfPages):
-        for _ in range(9):
+
+    def decode(steps: int) -> None:
+        for _ in range(steps):
             for q in s.step().decoding:
                 q.ahead -= 1
                 q.tokens.append(5)
+
+    with pytest.raises(OutOfPages):
+        decode(9)
     assert s.preempt() is second
     assert s.waiting[0] is second and second.pages == [] and not second.decoding
     assert s.pool.used == len(first.pages)
