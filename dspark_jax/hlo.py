@@ -17,6 +17,12 @@ FREE = {
 }  # fmt: skip
 """What moves no bytes by itself."""
 
+AHEAD = {"copy-start": 0, "slice-start": 1, "dynamic-slice-start": 1}
+"""Copies that run beside other work, and where in their result the destination stands."""
+
+UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
+"""What writes a part of its first operand in place, and which operand is written."""
+
 ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\](?:\{([^}]*)\})?")
 NAME = re.compile(r"%?([A-Za-z_][\w.\-]*)")
 CALLED = re.compile(r"\b(?:calls|body|to_apply|branch_computations)=(?:\{([^}]*)\}|%?([\w.\-]+))")
@@ -261,6 +267,10 @@ def _moved(instruction: Instruction, here: Computation, computations: dict[str, 
     kind = instruction.kind
     if kind in FREE or kind.endswith("-done"):
         return 0
+    if kind in AHEAD:
+        # Of the result, the source once more, the destination, and a flag.
+        source, into = here[instruction.operands[0]].arrays[0], instruction.arrays[AHEAD[kind]]
+        return into.bytes * ((not source.fast) + (not into.fast))
     passed = re.search(r"output_to_operand_aliasing=\{(.*?\))\}", instruction.attributes)
     pairs = re.findall(r"\{(\d*)\}: \((\d+)", passed[1]) if passed else []
     read = [here[operand].bytes for operand in instruction.operands]
@@ -271,8 +281,8 @@ def _moved(instruction: Instruction, here: Computation, computations: dict[str, 
         written -= 0 if array.fast else array.bytes
     if kind in SLICES:
         return 2 * written
-    if kind == "dynamic-update-slice":
-        return 2 * read[1]
+    if kind in UPDATES:
+        return 2 * read[UPDATES[kind]]
     if kind == "fusion":
         inside = computations[instruction.called[0]]
         for name, parameter in inside.items():
@@ -281,8 +291,8 @@ def _moved(instruction: Instruction, here: Computation, computations: dict[str, 
             index = int(parameter.value) if users and every == len(users) else 0
             if users and every == len(users) and all(i.kind in SLICES for i in users):
                 read[index] = min(read[index], sum(a.bytes for i in users for a in i.arrays))
-            elif users and every == len(users) and all(i.kind == "dynamic-update-slice" for i in users):
+            elif users and every == len(users) and all(i.kind in UPDATES for i in users):
                 # Updated in place: what is written is the slice, and nothing else of the array is read.
-                written += sum(a.bytes for i in users for a in inside[i.operands[1]].arrays) - read[index]
+                written += sum(a.bytes for i in users for a in inside[i.operands[UPDATES[i.kind]]].arrays) - read[index]
                 read[index] = 0
     return max(written, 0) + sum(read)

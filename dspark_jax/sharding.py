@@ -22,7 +22,7 @@ RULES: dict[str, P] = {
     "out.weight": P("fsdp", "tensor"),
     "gate_up.weight": P("tensor", "fsdp"),
     "down.weight": P("fsdp", "tensor"),
-    "fc.weight": P(None, "fsdp"),
+    "fc.weight": P("tensor", "fsdp"),
     "markov.w1": P("tensor", "fsdp"),
     "markov.w2": P("tensor", "fsdp"),
 }

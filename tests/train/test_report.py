@@ -12,6 +12,7 @@ from flax import nnx
 from tensorboardX.proto.event_pb2 import Event
 
 from dspark_jax import chips
+from train import flops
 from train.loop import Trainer
 
 TIMES = {"seconds", "tokens_per_second", "mfu", "memory_gb"}
