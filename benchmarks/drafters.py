@@ -4,10 +4,11 @@ python -m benchmarks.drafters --out runs/drafters --data answers.jsonl --prompts
     chat=mt-bench.jsonl
 
 Answers are rows of `python -m train.regenerate`, prompts are rows of {"turns": [text, ...]} that were not trained on.
-All kinds start from the target's last layers and differ in nothing but the drafter and its own loss: DFlash has a third
-layer, and Eagle3 and MTP a wider MLP, where DSpark has its sequential head. Every kind is trained once a seed (weights at
-random, order of documents, anchors) and drafts greedily. A run that is killed goes on where it was: drafters and results
-are kept in `out`.
+All kinds start from the target's last layers and differ in nothing but the drafter and its own loss: DFlash has a
+third layer, and Eagle3 and MTP a wider MLP, where DSpark has its sequential head. Every kind is trained once a seed
+(weights at random, order of documents, anchors) and drafts for the target's own greedy answers. A run that is killed
+goes on where it was: drafters and results are kept in `out`. Where it is asked for, `dspark-int8` is DSpark trained on
+hidden states kept in int8: `--kinds dspark dspark-int8` measures what those cost.
 """
 
 import dataclasses
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import flax
 import jax
+import jax.numpy as jnp
 import numpy as np
 import tyro
 from flax import nnx
@@ -26,9 +28,10 @@ from rich.table import Table
 from dspark_jax.checkpoints.drafter import load_drafter
 from dspark_jax.checkpoints.target import LoadedTarget, load_target
 from dspark_jax.decoding.generate import Generator, Request, whole_chunks
-from dspark_jax.drafters.kinds import build_drafter
+from dspark_jax.decoding.sampling import Sampling
 from dspark_jax.drafters.mtp import MTP
 from dspark_jax.evaluation import generate_many, read_prompts
+from dspark_jax.models.decoder import Decoder
 from dspark_jax.whole_file import whole_file
 from train.config import RunConfig
 from train.loop import Trainer
@@ -42,12 +45,33 @@ ONE_LAYER = dataclasses.replace(
 KINDS = {
     "dspark": DSPARK,
     "dspark-rnn": dataclasses.replace(DSPARK, markov_head_type="rnn"),
+    "dspark-int8": dataclasses.replace(DSPARK, features_dtype="int8"),
     "dflash": dataclasses.replace(
-        DSPARK, num_layers=3, warm_start=(27, 28, 29), markov_rank=0, weights=LossWeights(ce=1.0, tv=0.0, confidence=0.0)
+        DSPARK,
+        num_layers=3,
+        warm_start=(27, 28, 29),
+        markov_rank=0,
+        weights=LossWeights(ce=1.0, tv=0.0, confidence=0.0),
     ),
     "eagle3": dataclasses.replace(ONE_LAYER, kind="eagle3", intermediate_size=5400),
     "mtp": dataclasses.replace(ONE_LAYER, kind="mtp", tap_ids=(), block_size=1, intermediate_size=6100),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """Greedy answers and what the target made of them.
+
+    Attributes:
+      tokens: [b, t]; prompts, ends: [b] tokens of prompts, and of prompts and answers.
+      hidden: [b, t, d] final states; taps: [b, t, m * d].
+    """
+
+    tokens: np.ndarray
+    prompts: np.ndarray
+    ends: np.ndarray
+    hidden: np.ndarray
+    taps: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +89,7 @@ class CompareDrafters:
     out: Path
     data: tuple[str, ...]
     prompts: tuple[str, ...]
-    kinds: tuple[str, ...] = tuple(KINDS)
+    kinds: tuple[str, ...] = tuple(kind for kind in KINDS if kind != "dspark-int8")
     seeds: tuple[int, ...] = (0, 1, 2)
     steps: int = 300
     batch_size: int = 8
@@ -83,24 +107,25 @@ class CompareDrafters:
             raise ValueError(f"kinds {sorted(unknown)} are not known; expected some of {list(KINDS)}.")
         domains = dict(pair.split("=", 1) for pair in self.prompts)
         target = load_target("smollm2")
-        results = {}
+        results, answers = {}, None
         for seed in self.seeds:
             for kind in self.kinds:
                 path = self.out / f"{kind}-{seed}.json"
                 if not path.is_file():
-                    measured = self.measured(target, kind, seed, domains)
+                    answers = answers or {name: self.answers(target, file) for name, file in domains.items()}
+                    measured = self.measured(target, kind, seed, answers)
                     with whole_file(path) as work:
                         work.write_text(json.dumps(measured))
                 for name, found in json.loads(path.read_text()).items():
                     results.setdefault(name, []).append(found)
         self.show(results, list(domains))
 
-    def measured(self, target: LoadedTarget, kind: str, seed: int, domains: dict[str, str]) -> dict:
+    def measured(self, target: LoadedTarget, kind: str, seed: int, answers: dict[str, Answers]) -> dict:
         """Trains a drafter; for each way to use it, its parameters and [tokens, rounds] of every prompt by domain."""
         base = KINDS[kind]
         run = dataclasses.replace(
             base, out=f"{self.out}/{kind}-{seed}", tokens=f"{self.out}/tokens", data=self.data, steps=self.steps,
-            features=f"{self.out}/features-{len(base.tap_ids)}", cache_features=True, batch_size=self.batch_size,
+            features=f"{self.out}/features-{len(base.tap_ids)}-{base.features_dtype}", batch_size=self.batch_size,
             num_anchors=self.num_anchors, learning_rate=self.learning_rate, seed=seed, log_every=20,
             block_size=1 if kind == "mtp" else self.block_size,
         )  # fmt: skip
@@ -111,19 +136,39 @@ class CompareDrafters:
         uses = {kind: drafter}
         if isinstance(drafter, MTP):
             uses = {"mtp-1": drafter, **{f"mtp-{n} (static)": drafter.repeated(n) for n in self.static}}
-        return {name: self.accepted(target, use, domains) for name, use in uses.items()}
+        return {name: self.accepted(target, use, answers) for name, use in uses.items()}
 
-    def accepted(self, target: LoadedTarget, drafter, domains: dict[str, str]) -> dict:
-        """Tokens and rounds of greedy answers."""
+    def answers(self, target: LoadedTarget, path: str) -> Answers:
+        """The target's greedy answers to the prompts of a file, with its hidden states."""
         assert target.tokenizer is not None
-        generator, found = Generator(target.model, drafter), {}
-        for domain, path in domains.items():
-            prompts = [target.tokenizer.encode_chat(text) for text in read_prompts(path, self.limit)]
-            requests = [Request(ids, self.max_tokens) for ids in prompts]
-            slots = whole_chunks(max(map(len, prompts)) + self.max_tokens)
-            done = dict(generate_many(generator, requests, rows=self.rows, slots=slots))
-            lengths = [done[i].accept_lengths for i in range(len(requests))]
-            found[domain] = [[int(of.sum()), len(of)] for of in lengths]
+        prompts = [target.tokenizer.encode_chat(text) for text in read_prompts(path, self.limit)]
+        slots = whole_chunks(max(map(len, prompts)) + self.max_tokens)
+        found = dict(generate_many(
+            Generator(target.model), [Request(ids, self.max_tokens) for ids in prompts], rows=self.rows, slots=slots
+        ))  # fmt: skip
+        rows = [ids + found[i].tokens for i, ids in enumerate(prompts)]
+        tokens = np.zeros((len(rows), slots + self.block_size + 1), np.int32)
+        for row, ids in zip(tokens, rows, strict=True):
+            row[: len(ids)] = ids
+        run = jax.jit(lambda model, tokens: self.states(model, tokens))
+        states = [run(target.model, tokens[i : i + 8]) for i in range(0, len(tokens), 8)]
+        hidden, taps = (np.concatenate(parts) for parts in zip(*jax.device_get(states), strict=True))
+        return Answers(tokens, np.array([*map(len, prompts)]), np.array([*map(len, rows)]), hidden, taps)
+
+    def states(self, model: Decoder, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Final hidden states and taps of token rows [b, t]."""
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        hidden, taps, _ = model(tokens, positions, model.create_cache(*tokens.shape), DSPARK.tap_ids)
+        return hidden, taps
+
+    def accepted(self, target: LoadedTarget, drafter, answers: dict[str, Answers]) -> dict:
+        """Tokens and rounds of greedy answers, drafted for as in generation."""
+        found = {}
+        for domain, known in answers.items():
+            read = known.hidden if drafter.config.reads_final_hidden else known.taps
+            rounds = replay(drafter, target.model, known.tokens, read, known.prompts, known.ends).tolist()
+            emitted = (known.ends - known.prompts - 1).tolist()
+            found[domain] = [[n, of] for n, of in zip(emitted, rounds, strict=True)]
         size = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(drafter, nnx.Param)))
         return {"parameters": size, "domains": found}
 
@@ -149,6 +194,39 @@ class CompareDrafters:
             f"{jax.devices()[0].device_kind}, {versions}; {self.steps} steps of {self.batch_size} rows of 512 tokens, "
             f"{self.num_anchors} blocks a row; intervals over seeds and prompts, drawn anew together for all drafters."
         )
+
+
+@nnx.jit
+def replay(
+    drafter, target: Decoder, tokens: jax.Array, read: jax.Array, prompts: jax.Array, ends: jax.Array
+) -> jax.Array:
+    """Rounds [b] that greedy generation takes with a drafter, for answers that are known: the target need not run.
+
+    Args:
+      tokens: [b, t] prompts [b] long with their answers, up to `ends` [b]; read: [b, t, m * d] what the drafter reads.
+    """
+    (b, t), g = tokens.shape, drafter.config.block_size
+    head, embedded = drafter.draft_head(target), target.embed(tokens)
+    at = jnp.broadcast_to(jnp.arange(t), tokens.shape)
+    cache = drafter.create_cache(b, t + g + 2)
+    cache = drafter.extend(cache, read, jnp.where(at < prompts[:, None], at, -1), embedded)
+    sampling, keys = Sampling.create(b), jnp.broadcast_to(jax.random.key(0), (b, g))
+
+    def body(carry):
+        position, rounds, cache = carry
+        pick = lambda x: jnp.take_along_axis(x, block.reshape(b, -1, *(1,) * (x.ndim - 2)), axis=1)  # noqa: E731
+        anchor = jnp.take_along_axis(tokens, position[:, None], axis=1)[:, 0]
+        proposal, cache = drafter.propose(target, head, cache, anchor, position, sampling, keys)
+        block = jnp.minimum(position[:, None] + jnp.arange(g + 1), t - 1)
+        good = jnp.cumprod(proposal.tokens == pick(tokens)[:, 1:], axis=1)
+        accepted = jnp.minimum(jnp.sum(good, axis=1), jnp.maximum(ends - position - 2, 0))
+        running = position < ends - 1
+        seen = running[:, None] & (jnp.arange(g + 1) <= accepted[:, None])
+        cache = drafter.extend(cache, pick(read), jnp.where(seen, block, -1), pick(embedded))
+        return position + running * (accepted + 1), rounds + running, cache
+
+    start = prompts, jnp.zeros_like(prompts), cache
+    return jax.lax.while_loop(lambda c: jnp.any(c[0] < ends - 1), body, start)[1]
 
 
 def taus(counts: np.ndarray) -> float:

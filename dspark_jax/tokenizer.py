@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from jinja2 import nodes
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
@@ -130,6 +131,15 @@ class ChatTokenizer:
         """
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return self._encode(self.render(messages, **kwargs), add_special_tokens=False)
+
+    @cached_property
+    def template_names(self) -> frozenset[str]:
+        """Variables, fields and strings that the template holds: what a conversation may have for it to see."""
+        if self.template is None:
+            return frozenset()
+        tree = self._compiled.environment.parse(self.template)
+        names = {node.name for node in tree.find_all(nodes.Name)} | {node.attr for node in tree.find_all(nodes.Getattr)}
+        return frozenset(names | {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)})
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:

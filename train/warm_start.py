@@ -16,10 +16,10 @@ from dspark_jax.models.decoder import Decoder, DecoderLayer
 def warm_start(drafter: AnyDrafter, target: Decoder, layers: Sequence[int], sample: jax.Array) -> None:
     """Copies target layers into the draft layers, in place.
 
-    What the drafter reads of the target starts as a pass-through of its deepest state, which is what a late layer's keys
-    expect; an embedding that Eagle3 and MTP read beside it starts without effect. A wider MLP has the target's units, and
-    further ones at random whose output is zero. Where the drafter norms queries and keys and the target does not, the
-    scales start at the typical size of the target's.
+    What the drafter reads of the target starts as a pass-through of its deepest state, which is what a late layer's
+    keys expect; an embedding that Eagle3 and MTP read beside it starts without effect. A wider MLP has the target's
+    units, and further ones at random whose output is zero. Where the drafter norms queries and keys and the target does
+    not, the scales start at the typical size of the target's.
 
     Args:
       layers: one target layer a draft layer.
@@ -86,9 +86,7 @@ def _copy(parameter, drafter: AnyDrafter) -> jax.Array:
     return jnp.array(parameter[...], drafter.dtype, copy=True)
 
 
-def _layer_inputs(
-    target: Decoder, layers: Sequence[int], sample: jax.Array
-) -> tuple[dict[int, jax.Array], jax.Array]:
+def _layer_inputs(target: Decoder, layers: Sequence[int], sample: jax.Array) -> tuple[dict[int, jax.Array], jax.Array]:
     """What the layers read on a sample, and its final hidden states."""
     taps = sorted({i - 1 for i in layers})
     positions = jnp.broadcast_to(jnp.arange(sample.shape[1]), sample.shape)

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import jax
+from jax.sharding import Mesh
 from rich.console import Console
 
 from dspark_jax.calibration.calibration import read_calibration
@@ -18,6 +19,7 @@ from dspark_jax.scheduling.costs import load_costs
 from dspark_jax.scheduling.gate import Gate
 from dspark_jax.scheduling.policies import Fixed, LaggedCapacity, Policy, Threshold
 from dspark_jax.scheduling.profile import environment
+from dspark_jax.sharding import placer
 
 DEFAULT_DRAFTER = Path(__file__).parents[1] / "assets" / "smollm2-dspark"
 
@@ -79,8 +81,8 @@ class ModelOptions:
             scaling = known.scaling_for(block_size, drafter_fingerprint(drafter))
         return Generator(target.model, drafter, policy=policy, block_size=block_size, confidence_scaling=scaling)
 
-    def load(self) -> tuple[LoadedTarget, AnyDrafter | None]:
-        """Loads both models.
+    def load(self, mesh: Mesh | None = None) -> tuple[LoadedTarget, AnyDrafter | None]:
+        """Loads both models, onto a mesh if one is given.
 
         Raises:
           ValueError: the default drafter is asked for with another target, or survival is no probability.
@@ -90,13 +92,14 @@ class ModelOptions:
         if self.drafter == "default" and self.target != DEFAULT_TARGET:
             raise ValueError(f"there is no default drafter for {self.target}; pass --drafter PATH, or --drafter none.")
         with progress.status(f"loading {self.target}"):
-            target = load_target(self.target)
+            target = load_target(self.target, place=placer(mesh) if mesh else None)
         cache_programs()
         if self.drafter == "none":
             return target, None
         path = DEFAULT_DRAFTER if self.drafter == "default" else resolve(self.drafter)
         with progress.status(f"loading {path}"):
-            return target, load_drafter(path, target=target.model, dtype=target.model.dtype)
+            place = placer(mesh) if mesh else None
+            return target, load_drafter(path, target=target.model, dtype=target.model.dtype, place=place)
 
 
 def cache_programs() -> None:

@@ -13,9 +13,11 @@ import numpy as np
 from flax import nnx
 
 from dspark_jax.calibration.survival import Scaling
+from dspark_jax.decoding.keys import request_keys
 from dspark_jax.decoding.sampling import Sampling
 from dspark_jax.decoding.state import Finish, Record, State
 from dspark_jax.decoding.step import Models, plain_round, prefill, speculative_round
+from dspark_jax.models.config import TargetConfig
 from dspark_jax.models.decoder import Decoder, check_taps
 from dspark_jax.scheduling.policies import Fixed, Policy
 
@@ -238,7 +240,9 @@ class Generator:
         """Cache positions for these requests: the size asked for, or doubling ones, so that few programs compile."""
         if self._fixed:
             return whole_chunks(self.max_length)
-        ends = [len(r.prompt) + int(r.max_tokens) for r in map(self._checked, requests)]
+        for request in requests:
+            check_request(request, self.target_config, self.max_length)
+        ends = [len(r.prompt) + int(r.max_tokens) for r in requests]
         need = min(max(ends, default=1), self.max_length)
         slots = CHUNK * 4
         while slots < need:
@@ -252,7 +256,8 @@ class Generator:
         n = len(requests)
         tokens = np.zeros((n, slots), np.int32)
         for i, request in enumerate(requests):
-            tokens[i, : len(request.prompt)] = self._checked(request, slots).prompt
+            check_request(request, self.target_config, min(self.max_length, slots))
+            tokens[i, : len(request.prompt)] = request.prompt
         lengths = np.array([len(r.prompt) for r in requests], np.int32)
         room = min(self.max_length, slots)
         # In Python's integers: a cap such as sys.maxsize must not wrap around.
@@ -263,7 +268,6 @@ class Generator:
             stop_ids[i, : len(ids)] = ids
         fresh = np.random.SeedSequence().generate_state(n, np.uint64) if any(r.seed is None for r in requests) else []
         seeds = [int(fresh[i] if r.seed is None else r.seed) for i, r in enumerate(requests)]
-        words = np.array([(seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF) for seed in seeds], np.uint32)
         names = ("temperature", "top_k", "top_p", "min_p")
         g = self._plan.block_size
         rounds = slots if g else 0
@@ -273,7 +277,7 @@ class Generator:
             length=jnp.asarray(lengths.copy()),
             limit=jnp.asarray(limit),
             finish=jnp.zeros((n,), jnp.int8),
-            keys=jax.vmap(lambda word: jax.random.fold_in(jax.random.key(word[0]), word[1]))(jnp.asarray(words)),
+            keys=request_keys(seeds),
             sampling=Sampling.create(n, *([getattr(r, name) for r in requests] for name in names)),
             stop_ids=jnp.asarray(stop_ids),
             cache=self._create_cache(n, slots),
@@ -288,34 +292,6 @@ class Generator:
             # Copies, since a donated state must not hold one buffer twice.
             policy=jax.tree.map(jnp.copy, self._plan.policy.initial_state(n, g)) if self._plan.policy else (),
         )
-
-    def _checked(self, request: Request, slots: int | None = None) -> Request:
-        prompt = np.asarray(request.prompt)
-        if prompt.ndim != 1:
-            raise ValueError(f"a prompt must be one list of token ids, got {request.prompt!r:.60}.")
-        if not len(prompt):
-            raise ValueError("the prompt is empty; expected at least one token id.")
-        if not np.issubdtype(prompt.dtype, np.integer):
-            raise ValueError(f"the prompt must be token ids, got dtype {prompt.dtype}; encode text with the tokenizer.")
-        if prompt.min() < 0 or prompt.max() >= self.target_config.vocab_size:
-            raise ValueError(
-                f"prompt ids must be within 0..{self.target_config.vocab_size - 1}, got {prompt.min()}..{prompt.max()}."
-            )
-        if not isinstance(request.max_tokens, Integral) or request.max_tokens < 1:
-            raise ValueError(f"max_tokens must be a whole number of at least 1, got {request.max_tokens!r}.")
-        ids, known = request.stop_ids, range(self.target_config.vocab_size)
-        if not isinstance(ids, Collection) or not all(isinstance(i, Integral) and i in known for i in ids):
-            raise ValueError(f"stop_ids must be a list of token ids within 0..{known[-1]}, got {ids!r:.60}.")
-        seed = request.seed
-        if seed is not None and not (isinstance(seed, Integral) and -(2**63) <= seed < 2**64):
-            raise ValueError(f"seed must be an integer of 64 bits or None, got {seed!r}.")
-        room = min(self.max_length, slots or self.max_length)
-        if len(prompt) >= room:
-            raise ValueError(
-                f"the prompt has {len(prompt)} tokens; at most {room - 1} fit, so that one can be generated. "
-                "Shorten it or raise max_length."
-            )
-        return request
 
     def _generation(self, tokens, prompt_length, length, finish, rounds, record) -> Generation:
         none = np.zeros(rounds, np.int32)
@@ -459,6 +435,36 @@ def speculative_generate(
 def generate(target: Decoder, prompts: Sequence[Sequence[int]], **options: Any) -> list[Generation]:
     """Plain decoding with the options of `speculative_generate`: the baseline, and the law to keep."""
     return speculative_generate(target, None, prompts, **options)
+
+
+def check_request(request: Request, config: TargetConfig, max_length: int) -> None:
+    """Checks that a request can run within `max_length` positions; sampling parameters are `Sampling`'s to check.
+
+    Raises:
+      ValueError: it cannot.
+    """
+    prompt = np.asarray(request.prompt)
+    if prompt.ndim != 1:
+        raise ValueError(f"a prompt must be one list of token ids, got {request.prompt!r:.60}.")
+    if not len(prompt):
+        raise ValueError("the prompt is empty; expected at least one token id.")
+    if not np.issubdtype(prompt.dtype, np.integer):
+        raise ValueError(f"the prompt must be token ids, got dtype {prompt.dtype}; encode text with the tokenizer.")
+    if prompt.min() < 0 or prompt.max() >= config.vocab_size:
+        raise ValueError(f"prompt ids must be within 0..{config.vocab_size - 1}, got {prompt.min()}..{prompt.max()}.")
+    if not isinstance(request.max_tokens, Integral) or request.max_tokens < 1:
+        raise ValueError(f"max_tokens must be a whole number of at least 1, got {request.max_tokens!r}.")
+    ids, known = request.stop_ids, range(config.vocab_size)
+    if not isinstance(ids, Collection) or not all(isinstance(i, Integral) and i in known for i in ids):
+        raise ValueError(f"stop_ids must be a list of token ids within 0..{known[-1]}, got {ids!r:.60}.")
+    seed = request.seed
+    if seed is not None and not (isinstance(seed, Integral) and -(2**63) <= seed < 2**64):
+        raise ValueError(f"seed must be an integer of 64 bits or None, got {seed!r}.")
+    if len(prompt) >= max_length:
+        raise ValueError(
+            f"the prompt has {len(prompt)} tokens; at most {max_length - 1} fit, so that one can be generated. "
+            "Shorten it or raise max_length."
+        )
 
 
 def check_pair(target: Decoder, drafter: Any) -> None:

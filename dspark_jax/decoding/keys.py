@@ -1,9 +1,11 @@
 """Random keys: one a request, folded by position, purpose and slot, so that no draw shares its key with another."""
 
 import enum
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 class Purpose(enum.IntEnum):
@@ -13,6 +15,12 @@ class Purpose(enum.IntEnum):
     ACCEPT = 1
     RESIDUAL = 2
     BONUS = 3
+
+
+def request_keys(seeds: Sequence[int]) -> jax.Array:
+    """Keys [b] of requests by their seeds, 64 bits each."""
+    words = np.array([(seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF) for seed in seeds], np.uint32)
+    return jax.vmap(lambda word: jax.random.fold_in(jax.random.key(word[0]), word[1]))(jnp.asarray(words))
 
 
 def slot_key(keys: jax.Array, position: jax.Array, purpose: jax.Array | Purpose, slot: jax.Array | int) -> jax.Array:

@@ -83,9 +83,7 @@ class State:
         """Appends the first `count` [b] tokens of block [b, w], cut at the first stop id and at the limit."""
         slots = jnp.arange(block.shape[1])
         count = jnp.where(self.running, jnp.minimum(count, self.limit - self.length), 0)
-        stops = (block[..., None] == self.stop_ids[:, None]).any(-1) & (slots < count[:, None])
-        stopped = stops.any(-1)
-        count = jnp.where(stopped, jnp.argmax(stops, axis=-1) + 1, count)
+        count, stopped = until_stop(block, count, self.stop_ids)
         columns = jnp.where(slots < count[:, None], self.length[:, None] + slots, self.tokens.shape[1])
         rows = jnp.arange(block.shape[0])[:, None]
         length = self.length + count
@@ -95,3 +93,10 @@ class State:
             length=length,
             finish=jnp.where(self.running, ended, self.finish).astype(self.finish.dtype),
         )
+
+
+def until_stop(block: jax.Array, count: jax.Array, stop_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The first `count` [b] tokens of block [b, w] up to one of stop_ids [b, n]: how many, and whether there is one."""
+    stops = (block[..., None] == stop_ids[:, None]).any(-1) & (jnp.arange(block.shape[1]) < count[:, None])
+    stopped = stops.any(-1)
+    return jnp.where(stopped, jnp.argmax(stops, axis=-1) + 1, count), stopped

@@ -58,11 +58,16 @@ def accept_probability(p: jax.Array, q: jax.Array, drafts: jax.Array) -> jax.Arr
 
 def next_distribution(p: jax.Array, q: jax.Array, accepted: jax.Array, lengths: jax.Array) -> jax.Array:
     """Unnormalised law [b, v] of the token after `accepted` [b] drafts: the residual after a rejection, else p."""
-    p = _at(p, accepted)
-    residual = jnp.maximum(p - _at(jnp.pad(q, ((0, 0), (0, 1), (0, 0))), accepted), 0)
+    q = jnp.pad(q, ((0, 0), (0, 1), (0, 0)))
+    return residual(_at(p, accepted), _at(q, accepted), accepted < lengths)
+
+
+def residual(p: jax.Array, q: jax.Array, rejected: jax.Array) -> jax.Array:
+    """Unnormalised law [b, v] of the next token: max(p - q, 0) where a draft of q was rejected [b], else p."""
+    left = jnp.maximum(p - q, 0)
     # Rounding can leave a residual without mass although a token was rejected; p is then the right law to 1e-7.
-    use = (accepted < lengths) & (jnp.sum(residual, axis=-1) > 0)
-    return jnp.where(use[:, None], residual, p)
+    use = rejected & (jnp.sum(left, axis=-1) > 0)
+    return jnp.where(use[:, None], left, p)
 
 
 def spread(q: jax.Array, draft_ids: jax.Array | None, vocab_size: int) -> jax.Array:

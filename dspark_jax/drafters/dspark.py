@@ -12,7 +12,7 @@ from dspark_jax.drafters.heads import HEADS, ConfidenceHead
 from dspark_jax.drafters.layer import DraftLayer, block_mix
 from dspark_jax.drafters.protocol import Proposal
 from dspark_jax.drafters.vocabulary import DraftVocabulary
-from dspark_jax.models.cache import DenseCache, mix
+from dspark_jax.models.cache import BlockCache, DenseCache
 from dspark_jax.models.decoder import Decoder
 from dspark_jax.models.layers import Linear, RMSNorm, linear
 from dspark_jax.models.rope import rotate, rotation
@@ -48,8 +48,8 @@ class DSpark(DraftVocabulary):
         return self.context_norm(self.fc(taps.astype(self.dtype)))
 
     def extend(
-        self, cache: DenseCache, taps: jax.Array, positions: jax.Array, embedded: jax.Array | None = None
-    ) -> DenseCache:
+        self, cache: BlockCache, taps: jax.Array, positions: jax.Array, embedded: jax.Array | None = None
+    ) -> BlockCache:
         """Injects context: taps [b, t, m * d] of the tokens at `positions` [b, t] become keys and values.
 
         What was `embedded` there is not read: see `Drafter.extend`.
@@ -61,7 +61,7 @@ class DSpark(DraftVocabulary):
             cache = cache.write(i, rotate(k, cos, sin), v, positions)
         return cache
 
-    def backbone(self, cache: DenseCache, embedded: jax.Array, position: jax.Array) -> tuple[jax.Array, DenseCache]:
+    def backbone(self, cache: BlockCache, embedded: jax.Array, position: jax.Array) -> tuple[jax.Array, BlockCache]:
         """One bidirectional pass over blocks.
 
         The block's own keys are parked in the cache slots from the anchor on. They are visible to this block only: the
@@ -79,24 +79,21 @@ class DSpark(DraftVocabulary):
         cos, sin = rotation(c.rope, c.head_dim, positions)
         for i, layer in enumerate(self.layers):
             q, k, v = layer.attention.split(layer.attention_norm(x))
-            cache = cache.write(i, rotate(k, cos, sin), v, positions)
-            keys, values = cache.keys[i], cache.values[i]
-            visible = jnp.arange(keys.shape[2]) <= positions[:, -1:]
-            visible = jnp.broadcast_to(visible[:, None], (*positions.shape, keys.shape[2]))
-            x = layer.finish(x, mix(rotate(q, cos, sin), keys, values, visible))
+            mixed, cache = cache.attend_block(i, rotate(q, cos, sin), rotate(k, cos, sin), v, positions)
+            x = layer.finish(x, mixed)
         return self.norm(x)[:, c.first_slot :], cache
 
     def propose(
         self,
         target: Decoder,
         head: jax.Array,
-        cache: DenseCache,
+        cache: BlockCache,
         anchor: jax.Array,
         position: jax.Array,
         sampling: Sampling,
         keys: jax.Array,
         block_size: int | None = None,
-    ) -> tuple[Proposal, DenseCache]:
+    ) -> tuple[Proposal, BlockCache]:
         """Drafts one block a row (equation 4). See `Drafter.propose`."""
         c = self.config
         g = self.drafts(block_size)

@@ -17,6 +17,20 @@ class Cache(Protocol):
         ...
 
 
+class BlockCache(Protocol):
+    """What a drafter that drafts whole blocks needs of a cache."""
+
+    def write(self, layer: int, k: jax.Array, v: jax.Array, positions: jax.Array) -> Self:
+        """Stores k, v [b, t, k, h] at `positions` [b, t]."""
+        ...
+
+    def attend_block(
+        self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array
+    ) -> tuple[jax.Array, Self]:
+        """`Cache.attend` of one block a row, whose queries all see the context before it and the whole block."""
+        ...
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DenseCache:
@@ -53,6 +67,15 @@ class DenseCache:
         """See `Cache.attend`."""
         cache = self.write(layer, k, v, positions)
         visible = jnp.arange(cache.keys[layer].shape[2]) <= positions[..., None]
+        return mix(q, cache.keys[layer], cache.values[layer], visible), cache
+
+    def attend_block(
+        self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array
+    ) -> tuple[jax.Array, "DenseCache"]:
+        """See `BlockCache.attend_block`."""
+        cache = self.write(layer, k, v, positions)
+        visible = jnp.arange(cache.keys[layer].shape[2]) <= positions[:, -1:]
+        visible = jnp.broadcast_to(visible[:, None], (*positions.shape, visible.shape[1]))
         return mix(q, cache.keys[layer], cache.values[layer], visible), cache
 
 

@@ -75,17 +75,10 @@ class Pool:
 
     def lengths(self, admitted: jax.Array) -> jax.Array:
         """Lengths [r] with the first `admitted` units, at most `most`."""
-        r, g = self.value.shape
-        if self.ordered is None:
-            chosen = self.round.fits(g) & (jnp.arange(g) < admitted)
-        else:
-            # Position-major, so that counting along it breaks ties by position, then by request.
-            values = self.value.T.ravel()
-            last = self.ordered[jnp.maximum(admitted, 1) - 1]
-            ties = values == last
-            wanted = admitted - jnp.sum(values > last, dtype=jnp.int32)
-            chosen = (values > last) | (ties & (jnp.cumsum(ties, dtype=jnp.int32) <= wanted))
-            chosen = chosen.reshape(g, r).T & (admitted > 0)
+        if self.ordered is not None:
+            return admit(self.value, admitted, self.ordered)
+        g = self.value.shape[1]
+        chosen = self.round.fits(g) & (jnp.arange(g) < admitted)
         return jnp.sum(chosen, axis=-1, dtype=jnp.int32)
 
     def early_stop(self, minimum_gain: float = 0.0) -> jax.Array:
@@ -149,3 +142,23 @@ def _descending(values: jax.Array) -> jax.Array:
     """Sorts non-negative float32 values [n] by their bits, which order alike; XLA sorts integers faster on CPUs."""
     bits = jax.lax.bitcast_convert_type(values, jnp.int32)
     return jax.lax.bitcast_convert_type(-jax.lax.sort(-bits, is_stable=False), jnp.float32)
+
+
+def admit(value: jax.Array, admitted: jax.Array, ordered: jax.Array | None = None) -> jax.Array:
+    """Lengths [r] of the first `admitted` drafts by value [r, g], which never rises along g and is 0 for none.
+
+    Ties are admitted by position, then by request.
+
+    Args:
+      ordered: [r * g] values, descending, where they are sorted already.
+    """
+    r, g = value.shape
+    ordered = _descending(value.ravel()) if ordered is None else ordered
+    # Position-major, so that counting along it breaks ties by position, then by request.
+    values = value.T.ravel()
+    last = ordered[jnp.maximum(admitted, 1) - 1]
+    ties = values == last
+    wanted = admitted - jnp.sum(values > last, dtype=jnp.int32)
+    chosen = (values > last) | (ties & (jnp.cumsum(ties, dtype=jnp.int32) <= wanted))
+    chosen = chosen.reshape(g, r).T & (admitted > 0)
+    return jnp.sum(chosen, axis=-1, dtype=jnp.int32)

@@ -91,7 +91,7 @@ class Stream(Protocol):
     def __aiter__(self) -> AsyncIterator[Output]: ...
 
     def cancel(self) -> None:
-        """Ends the request: its slot and pages are free within a step. Later calls, and those behind its end, do nothing."""
+        """Ends the request: its slot and pages are free within a step. Behind its end it does nothing."""
         ...
 
 

@@ -20,9 +20,10 @@ def start(disk_target):
     from flax import nnx
 
     def build(kind: str, layers=(LAYER,), **fields):
-        one = {} if kind == "dspark" else {"markov_rank": 0, "weights": LossWeights.training_time_test()}
+        test = LossWeights.training_time_test()
+        fields |= {"markov_rank": 8} if kind == "dspark" else {"markov_rank": 0, "weights": test}
         taps = () if kind == "mtp" else (0, 1)
-        run = RunConfig(out="x", kind=kind, num_layers=1, tap_ids=taps, mask_token_id=1, **{**one, **fields})
+        run = RunConfig("x", kind=kind, num_layers=1, tap_ids=taps, mask_token_id=1, draft_vocab_size=0, **fields)
         drafter = build_drafter(run.drafter(disk_target.model.config), rngs=nnx.Rngs(3))
         warm_start(drafter, disk_target.model, layers, jnp.asarray(SAMPLE))
         return drafter

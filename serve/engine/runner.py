@@ -1,0 +1,236 @@
+"""The device's side of the engine: it alone knows tensors."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dspark_jax.calibration.survival import Scaling
+from dspark_jax.decoding.generate import check_pair
+from dspark_jax.decoding.state import Finish
+from dspark_jax.drafters.dspark import DSpark
+from dspark_jax.drafters.kinds import AnyDrafter
+from dspark_jax.models.decoder import Decoder
+from dspark_jax.scheduling import Stairs, StepCosts
+from serve.engine.attention import PAGES
+from serve.engine.config import EngineConfig, ladder
+from serve.engine.request import ServeRequest
+from serve.engine.scheduler import Sequence, Step
+from serve.engine.state import Slots
+from serve.engine.step import Orders, Plan, Results, draft, enter, run
+from serve.engine.terms import terms_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What the policy wants of a step.
+
+    Attributes:
+      running: [s] slots that may be drafted for; drafted: whether they are; admitted: drafts to verify in all.
+      most: drafts of one slot; threshold: survival below which none is verified.
+    """
+
+    running: np.ndarray
+    drafted: bool
+    admitted: int
+    most: int
+    threshold: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """A step on its way.
+
+    Attributes:
+      results: on the device; rows, extra: size of the program that runs it.
+    """
+
+    results: Results
+    rows: int
+    extra: int
+
+
+class Runner:
+    """Models, slots and programs.
+
+    Every step is one of few compiled programs: a block is drafted for 1, 2, 4 .. slots, and a stream is run with so
+    many rows, with or without parts of prompts. None is compiled behind `warm_up`.
+    """
+
+    def __init__(
+        self,
+        target: Decoder,
+        drafter: AnyDrafter | None,
+        config: EngineConfig,
+        scaling: Scaling | None = None,
+        mesh: Mesh | None = None,
+    ):
+        """Raises:
+        ValueError: drafter and target do not fit, the drafter is of a kind whose context is not kept in pages, or a
+          size is out of range.
+        """
+        c, trained = target.config, 0
+        if drafter is not None:
+            if not isinstance(drafter, DSpark):
+                raise ValueError(
+                    f"a {type(drafter).__name__} drafter cannot be served: its context is not kept in pages. Use a "
+                    "DSpark or DFlash drafter, or none."
+                )
+            check_pair(target, drafter)
+            trained = drafter.config.block_size
+        g = trained if config.block_size is None else config.block_size
+        if not 0 <= g <= trained:
+            raise ValueError(f"block_size must be within 0..{trained}, what the drafter was trained for; got {g}.")
+        self.max_length = config.max_length or c.max_positions
+        if not 1 < self.max_length <= c.max_positions:
+            raise ValueError(f"max_length must be within 2..{c.max_positions}, got {self.max_length}.")
+        if mesh is not None and c.num_kv_heads % (shards := mesh.shape["tensor"]):
+            raise ValueError(f"{c.num_kv_heads} key/value heads do not divide over {shards} devices of `tensor`.")
+        drafter = drafter if g else None
+        self.config, self.block_size, self._target_config, self._mesh = config, g, c, mesh
+        graph, params = nnx.split(target)
+        draft_graph, draft_params = nnx.split(drafter) if drafter else (None, None)
+        self._plan = Plan(graph, draft_graph, g, config.page_size, scaling and scaling.first(g))
+        self._params = params, draft_params, drafter and drafter.draft_head(target)
+        self.reach = 1 + (trained + drafter.config.first_slot if drafter else 0)
+        # The first page is nobody's: padding is written there.
+        self.columns = -(-(self.max_length + 2 * self.reach) // config.page_size)
+        self.pages = config.pages or 1 + config.slots * self.columns
+        most = config.slots * (1 + g)
+        if config.rows and config.rows[-1] < most:
+            raise ValueError(f"rows must reach {most}, a block and its anchor for every slot; got {config.rows}.")
+        self._rows = list(config.rows) or ladder(most, halves=True)
+        self._mixed = list(config.rows[-1:]) or ladder(most, step=4)
+        self._drafting = [config.slots] if config.rows else ladder(config.slots)
+        self._slots = self._empty(target, drafter)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether there is anything to draft with."""
+        return self._plan.drafter is not None
+
+    @property
+    def programs(self) -> int:
+        """Programs compiled so far, of all engines of this process."""
+        return sum(program._cache_size() for program in (enter, draft, run))  # pyright: ignore[reportAttributeAccessIssue]
+
+    def enter(self, sequence: Sequence) -> None:
+        """Puts a sequence into its slot."""
+        terms = terms_of(sequence.request, self._target_config, self.max_length, sequence.seed)
+        self._enter(sequence.slot, terms, sequence.tokens, len(sequence.tokens), sequence.computed)
+
+    def launch(self, step: Step, choice: Choice) -> Launch:
+        """Dispatches a step; nothing waits for it."""
+        decoding = len(step.decoding)
+        extra = self.config.chunk if step.prefill.any() else 0
+        sizes, wanted = self._mixed if extra else self._rows, decoding + choice.admitted * choice.drafted
+        rows = next((n for n in sizes if n >= wanted), sizes[-1])
+        if choice.drafted:
+            self._draft(step.order, step.page_indices, next(n for n in self._drafting if n >= len(step.draftable)))
+        decode = np.zeros(self.config.slots, bool)
+        decode[[sequence.slot for sequence in step.decoding]] = True
+        orders = Orders(
+            order=step.order,
+            prefill=step.prefill,
+            decode=decode,
+            drafted=choice.running & choice.drafted,
+            page_indices=step.page_indices,
+            budget=np.int32(rows - decoding),
+            most=np.int32(choice.most),
+            threshold=np.float32(choice.threshold),
+        )
+        results = self._run(orders, rows, extra)
+        for leaf in jax.tree.leaves(results):
+            leaf.copy_to_host_async()
+        return Launch(results, rows, extra)
+
+    def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None, repeats: int = 3) -> StepCosts:
+        """Compiles every program and measures it: what steps cost here, at contexts of up to 256 positions.
+
+        Args:
+          progress: told how many of how many programs are done.
+          repeats: timed runs of each, of which the median counts.
+        """
+        s, g = self.config.slots, self.block_size
+        slots, table = np.arange(s, dtype=np.int32), np.zeros((s, self.columns), np.int32)
+        middle = max(min(256, self.max_length - (repeats + 2) * (g + 1)), 1)
+        everything = terms_of(ServeRequest([0], max_tokens=self.max_length), self._target_config, self.max_length, 0)
+
+        def orders(rows: int) -> Orders:
+            decode = slots < rows
+            return Orders(
+                slots, np.zeros_like(slots), decode, decode, table, np.int32(rows), np.int32(g), np.float32(0)
+            )
+
+        drafting = {("draft", n): lambda n=n: self._draft(slots, table, n) for n in self._drafting if self.drafts}
+        streams = [(n, 0) for n in self._rows] + [(n, self.config.chunk) for n in self._mixed]
+        running = {(n, extra): lambda n=n, extra=extra: self._run(orders(n), n, extra) for n, extra in streams}
+        seconds: dict[Any, float] = {}
+        for done, (key, one) in enumerate((drafting | running).items(), 1):
+            for slot in range(s):  # every slot in the middle of a request, in nobody's page
+                self._enter(slot, everything, [], middle, middle - 1)
+            times = []
+            for _ in range(repeats + 1):
+                start = time.perf_counter()
+                jax.block_until_ready((one(), self._slots))
+                times.append(time.perf_counter() - start)
+            seconds[key] = float(np.median(times[1:]))
+            progress(done, len(drafting | running))
+        self._slots = self._slots.replace(finish=jnp.full_like(self._slots.finish, Finish.EMPTY))
+        stairs = []
+        for n in self._drafting:
+            sizes = tuple(rows for rows in self._rows if rows >= n)
+            measured = tuple(seconds[rows, 0] for rows in sizes)
+            stairs.append(Stairs(n, sizes, measured, seconds.get(("draft", n), 0.0)))
+        return StepCosts(tuple(stairs))
+
+    def _enter(self, slot: int, terms: Any, tokens: list[int], length: int, computed: int) -> None:
+        row = np.zeros(self.max_length, np.int32)
+        row[: len(tokens)] = tokens
+        with self._on_mesh():
+            self._slots = enter(self._slots, np.int32(slot), terms, row, np.int32(length), np.int32(computed))
+
+    def _draft(self, order: np.ndarray, page_indices: np.ndarray, rows: int) -> None:
+        with self._on_mesh():
+            self._slots = draft(self._plan, self._params, self._slots, order, page_indices, rows)
+
+    def _run(self, orders: Orders, rows: int, extra: int) -> Results:
+        with self._on_mesh():
+            self._slots, results = run(self._plan, self._params, self._slots, orders, rows, extra)
+        return results
+
+    def _on_mesh(self) -> Any:
+        return jax.set_mesh(self._mesh) if self._mesh else nullcontext()
+
+    def _empty(self, target: Decoder, drafter: DSpark | None) -> Slots:
+        s, g = self.config.slots, max(self.block_size, 1)
+        terms = terms_of(ServeRequest([0], max_tokens=1), self._target_config, self.max_length, 0)
+        whole = self._mesh and NamedSharding(self._mesh, P())
+
+        def pages(model: Decoder | DSpark) -> tuple[jax.Array, ...]:
+            c, lie = model.config, self._mesh and NamedSharding(self._mesh, PAGES)
+            shape = self.pages, self.config.page_size, 2 * c.num_kv_heads, c.head_dim
+            return tuple(jnp.zeros(shape, model.dtype, device=lie) for _ in range(c.num_layers))
+
+        slots = Slots(
+            terms=jax.tree.map(lambda x: jnp.stack([x] * s), terms),
+            tokens=jnp.zeros((s, self.max_length), jnp.int32),
+            length=jnp.ones(s, jnp.int32),
+            computed=jnp.zeros(s, jnp.int32),
+            finish=jnp.full(s, Finish.EMPTY, jnp.int8),
+            drafts=jnp.zeros((s, g), jnp.int32),
+            probs=jnp.zeros((s, g, drafter.config.draft_rows if drafter else 1), jnp.float32),
+            confidence=jnp.zeros((s, g), jnp.float32),
+            pages=(),
+            draft_pages=(),
+        )
+        slots = jax.device_put(slots, whole) if whole else slots
+        return slots.replace(pages=pages(target), draft_pages=pages(drafter) if drafter else ())
