@@ -107,8 +107,10 @@ class FeatureStore:
         """Makes the directory one to write to: with a note, and without what a killed pass left half written."""
         for part in self.directory.glob(".*.part"):
             part.unlink()
-        with whole_file(self.directory / "note.json") as work:
-            work.write_text(json.dumps(dataclasses.asdict(self.note)) + "\n")
+        note = self.directory / "note.json"
+        if not note.is_file():  # else another run wrote it while this one waited
+            with whole_file(note) as work:
+                work.write_text(json.dumps(dataclasses.asdict(self.note)) + "\n")
 
     @property
     def missing(self) -> np.ndarray:
@@ -218,12 +220,12 @@ def rounded(x: jax.Array) -> jax.Array:
 
 def fingerprint(target: Decoder) -> int:
     """A checksum that tells targets apart: of a corner of every parameter, in bfloat16 whatever they are in here."""
-
-    @jax.jit
-    def corners(params):
-        return jax.tree.map(lambda x: constrain(x[(slice(64),) * x.ndim].astype(jnp.bfloat16)), params)
-
     crc = 0
-    for leaf in jax.tree.leaves(jax.device_get(corners(nnx.state(target, nnx.Param)))):
+    for leaf in jax.tree.leaves(jax.device_get(_corners(nnx.state(target, nnx.Param)))):
         crc = zlib.crc32(leaf.tobytes(), crc)
     return crc
+
+
+@jax.jit
+def _corners(params: nnx.State) -> nnx.State:
+    return jax.tree.map(lambda x: constrain(x[(slice(64),) * x.ndim].astype(jnp.bfloat16)), params)
