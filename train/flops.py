@@ -29,10 +29,10 @@ def model_flops(run: RunConfig, target: TargetConfig) -> dict[str, float]:
     products = {  # by part, of matrices with how many rows, in forward passes
         "target": target.num_layers * tokens * target_layer,
         "target attention": 2 * target.num_layers * tokens * run.seq_len * heads,
-        "target head": scored * d * (rows if run.cache_features else target.vocab_size),
+        "target head": scored * d * (rows if run.reads_features else target.vocab_size),
         "draft head": FROZEN * blocks * g * d * rows,
     }
-    if run.cache_features:
+    if run.reads_features:
         products["target"] = products["target attention"] = 0
     mlp = 3 * d * drafter.intermediate_size
     if isinstance(drafter, DrafterConfig):

@@ -108,7 +108,7 @@ def target_log_probs(labels: Labels, hidden: jax.Array, normalizer: jax.Array | 
 
 def target_table(labels: Labels, hidden: jax.Array, normalizer: jax.Array | None, chunk: int) -> jax.Array:
     """`target_log_probs` at all positions [b, t, d], `chunk` positions at a time."""
-    split, join = _in_chunks(hidden.shape[0], hidden.shape[1], chunk)
+    split, join = position_chunks(hidden.shape[0], hidden.shape[1], chunk)
     return join(jax.lax.map(lambda rows: target_log_probs(labels, *rows), jax.tree.map(split, (hidden, normalizer))))
 
 
@@ -117,7 +117,7 @@ def at_rows(x: jax.Array, index: jax.Array) -> jax.Array:
     return jax.vmap(lambda sequence, where: sequence[where])(x, index)
 
 
-def _in_chunks(b: int, n: int, chunk: int):
+def position_chunks(b: int, n: int, chunk: int):
     """`in_chunks` of equal size, of about `chunk` positions a device.
 
     A chunk holds as many positions of every sequence, so that on a mesh each device has work in all of them.
@@ -204,7 +204,7 @@ def chunked_sums(predictions: Predictions, labels: Labels, scale: jax.Array, chu
 
 
 def _chunked(predictions: Predictions, labels: Labels, scale: jax.Array, chunk: int, gradients: bool):
-    split, join = _in_chunks(labels.tokens.shape[0], labels.tokens.shape[1], chunk)
+    split, join = position_chunks(labels.tokens.shape[0], labels.tokens.shape[1], chunk)
     table, where = labels.shared or (None, None)
     w2, devices = predictions.w2, row_shards()
     if w2 is not None:

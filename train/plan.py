@@ -55,7 +55,7 @@ def step_shapes(run: RunConfig, target: TargetConfig, mesh: Mesh) -> tuple[Any, 
     d, f32 = target.hidden_size, jnp.float32
     features = (given(jnp.bfloat16, d), given(jnp.bfloat16, len(run.tap_ids) * d), given(f32))
     tokens = given(jnp.int32), given(jnp.bool_), given(jnp.int32), given(jnp.int32)
-    batch: Any = TokenBatch[Any](*tokens, features if run.cache_features else None)
+    batch: Any = TokenBatch[Any](*tokens, features if run.reads_features else None)
     attention = choose_attention(run, target, jnp.bfloat16, mesh)
     step = jit_step(step_config(run, graph, target_graph, tx, attention), shardings(state, mesh), mesh)
     return step, (lay(state), lay(frozen), lay(target_params), batch)
