@@ -5,7 +5,7 @@ import math
 import runpy
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dspark_jax.drafters import DrafterConfig, Eagle3Config, MTPConfig
 from dspark_jax.drafters.kinds import AnyDrafterConfig
@@ -121,7 +121,7 @@ class RunConfig:
                 f"train_only {list(self.train_only)} would leave the rest at random; give initial_drafter."
             )
         if self.kind != "dspark":
-            wanted = {"num_layers": 1, "markov_rank": 0}
+            wanted: dict[str, Any] = {"num_layers": 1, "markov_rank": 0}
             if self.kind == "mtp":
                 wanted["tap_ids"] = ()
             if wrong := {k: getattr(self, k) for k, v in wanted.items() if getattr(self, k) != v}:

@@ -82,7 +82,8 @@ def _scanned(
         return (x, taps.at[slot].set(x)), None
 
     (x, taps), _ = jax.lax.scan(body, (x, taps), (stacked, jnp.array(slots)))
-    return target.norm(x), jnp.concatenate([*taps[:-1]], axis=-1)
+    joined = jnp.moveaxis(taps[:-1], 0, -2).reshape(*x.shape[:-1], len(tap_ids) * x.shape[-1])
+    return target.norm(x), joined
 
 
 def drafter_loss(

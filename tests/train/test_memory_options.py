@@ -13,7 +13,7 @@ from dspark_jax.drafters import Eagle3, Eagle3Config
 from dspark_jax.models.splash import splash_attention
 from train.data import Document, Piece, pack
 from train.losses import LossWeights
-from train.step import StepConfig, gradients
+from train.step import StepConfig, gradients, target_features
 
 TOLERANCE = 1e-5
 ANCHORS, T, BLOCK = 8, 24, 2
@@ -87,3 +87,10 @@ def test_bfloat16_computes_nearly_the_same(compute, plain):
     np.testing.assert_allclose(other["loss"], metrics["loss"], rtol=0.02)
     norm = optax.tree.norm(jax.tree.map(jnp.subtract, other_gradient, gradient))
     assert norm < 0.05 * metrics["gradient_norm"]
+
+
+def test_the_targets_layers_run_as_one_loop_without_taps(tiny_target):
+    batch = pack([Document(np.arange(6, dtype=np.int32), np.ones(6, bool))], [[Piece(0, 0, 6)]], 6)
+    plain, loop = (target_features(tiny_target, batch, (), scan_layers=scan) for scan in (False, True))
+    np.testing.assert_allclose(loop[0], plain[0], atol=TOLERANCE)
+    assert loop[1].shape == plain[1].shape == (1, 6, 0)
