@@ -127,8 +127,10 @@ def _closing(text: str, start: int) -> int:
     raise ValueError(f"a bracket of this HLO does not close: {text[:80]}")
 
 
-def count(text: str) -> Counts:
+def count(text: str, cheapest: bool = False) -> Counts:
     """Counts what a program does, the body of a loop as often as it runs.
+
+    Of a conditional all branches are counted, or the one alone that moves the fewest bytes if `cheapest`.
 
     Products count as in XLA: two operations for each pair multiplied and added. Bytes are those of the operands and
     results of what is not fused into something else; where a fusion reads or writes a slice of an array, of the slice.
@@ -138,7 +140,7 @@ def count(text: str) -> Counts:
     """
     computations, entry = parse(text)
     counts, channels = Counts(), set()
-    for instruction, where, times, fused in _walk(computations, entry, 1, False):
+    for instruction, where, times, fused in _walk(computations, entry, 1, False, cheapest):
         here, attributes = computations[where], instruction.attributes
         counts.arrays.update(instruction.arrays)
         kind = instruction.kind.removesuffix("-start")
@@ -164,16 +166,24 @@ def count(text: str) -> Counts:
 
 
 def _walk(
-    computations: dict[str, Computation], name: str, times: int, fused: bool
+    computations: dict[str, Computation], name: str, times: int, fused: bool, cheapest: bool
 ) -> Iterator[tuple[Instruction, str, int, bool]]:
     """Every instruction that runs, the computation it stands in, how often it runs, and whether inside a fusion."""
+
+    def moved(branch: str) -> int:
+        inside = _walk(computations, branch, 1, False, True)
+        return sum(n * _moved(i, computations[where], computations) for i, where, n, fused in inside if not fused)
+
     for instruction in computations[name].values():
         yield instruction, name, times, fused
         if instruction.kind in ("while", "fusion", "call", "conditional", "async-start"):
             loop = instruction.kind == "while"
             again = times * _trips(instruction, computations[name], computations) if loop else times
-            for called in instruction.called:
-                yield from _walk(computations, called, again, fused or instruction.kind == "fusion")
+            called = instruction.called
+            if cheapest and instruction.kind == "conditional":
+                called = [min(called, key=moved)]
+            for one in called:
+                yield from _walk(computations, one, again, fused or instruction.kind == "fusion", cheapest)
 
 
 def _trips(loop: Instruction, here: Computation, computations: dict[str, Computation]) -> int:

@@ -18,6 +18,7 @@ from dspark_jax.decoding.generate import check_pair
 from dspark_jax.decoding.state import Finish
 from dspark_jax.drafters.dspark import DSpark
 from dspark_jax.drafters.kinds import AnyDrafter
+from dspark_jax.models.config import TargetConfig
 from dspark_jax.models.decoder import Decoder
 from dspark_jax.scheduling import Stairs, StepCosts
 from serve.engine.attention import PAGES
@@ -212,26 +213,38 @@ class Runner:
         return jax.set_mesh(self._mesh) if self._mesh else nullcontext()
 
     def _empty(self, target: Decoder, drafter: DSpark | None) -> Slots:
+        rows = drafter.config.draft_rows if drafter else 1
         s, g = self.config.slots, max(self.block_size, 1)
-        terms = terms_of(ServeRequest([0], max_tokens=1), self._target_config, self.max_length, 0)
-        whole = self._mesh and NamedSharding(self._mesh, P())
+        slots = empty_slots(s, g, rows, self.max_length, self._target_config)
+        if self._mesh is not None:
+            slots = jax.device_put(slots, NamedSharding(self._mesh, P()))
 
         def pages(model: Decoder | DSpark) -> tuple[jax.Array, ...]:
-            c, lie = model.config, self._mesh and NamedSharding(self._mesh, PAGES)
-            shape = self.pages, self.config.page_size, 2 * c.num_kv_heads, c.head_dim
-            return tuple(jnp.zeros(shape, model.dtype, device=lie) for _ in range(c.num_layers))
+            lie = self._mesh and NamedSharding(self._mesh, PAGES)
+            shape = page_shape(model.config, self.pages, self.config.page_size)
+            return tuple(jnp.zeros(shape, model.dtype, device=lie) for _ in range(model.config.num_layers))
 
-        slots = Slots(
-            terms=jax.tree.map(lambda x: jnp.stack([x] * s), terms),
-            tokens=jnp.zeros((s, self.max_length), jnp.int32),
-            length=jnp.ones(s, jnp.int32),
-            computed=jnp.zeros(s, jnp.int32),
-            finish=jnp.full(s, Finish.EMPTY, jnp.int8),
-            drafts=jnp.zeros((s, g), jnp.int32),
-            probs=jnp.zeros((s * g, drafter.config.draft_rows if drafter else 1), jnp.float32),
-            confidence=jnp.zeros((s, g), jnp.float32),
-            pages=(),
-            draft_pages=(),
-        )
-        slots = jax.device_put(slots, whole) if whole else slots
         return slots.replace(pages=pages(target), draft_pages=pages(drafter) if drafter else ())
+
+
+def page_shape(config: Any, pages: int, page_size: int) -> tuple[int, ...]:
+    """Of a layer's pages: keys at even and values at odd places, see `PagedCache`."""
+    return pages, page_size, 2 * config.num_kv_heads, config.head_dim
+
+
+def empty_slots(slots: int, block_size: int, draft_rows: int, max_length: int, config: TargetConfig) -> Slots:
+    """Slots without a request and without pages."""
+    s, g = slots, block_size
+    terms = terms_of(ServeRequest([0], max_tokens=1), config, max_length, 0)
+    return Slots(
+        terms=jax.tree.map(lambda x: jnp.stack([x] * s), terms),
+        tokens=jnp.zeros((s, max_length), jnp.int32),
+        length=jnp.ones(s, jnp.int32),
+        computed=jnp.zeros(s, jnp.int32),
+        finish=jnp.full(s, Finish.EMPTY, jnp.int8),
+        drafts=jnp.zeros((s, g), jnp.int32),
+        probs=jnp.zeros((s * g, draft_rows), jnp.float32),
+        confidence=jnp.zeros((s, g), jnp.float32),
+        pages=(),
+        draft_pages=(),
+    )
