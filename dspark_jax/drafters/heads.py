@@ -71,10 +71,14 @@ class RNNHead(MarkovHead):
         return self.advance(self.embed(previous), hidden, state)
 
     def block(self, previous, hidden):
+        def body(state, inputs):
+            latent, state = self.advance(*inputs, state)
+            return state, latent
+
         # Embedded at once: the gradient of the table is then one scatter, not one a position.
         steps = jnp.moveaxis(self.embed(previous), -2, 0), jnp.moveaxis(hidden, -2, 0)
         state = self.initial_state(previous.shape[:-1], hidden.dtype)
-        return jnp.moveaxis(jax.lax.scan(lambda s, x: self.advance(*x, s)[::-1], state, steps)[1], 0, -2)
+        return jnp.moveaxis(jax.lax.scan(body, state, steps)[1], 0, -2)
 
     def advance(self, embedded: jax.Array, hidden: jax.Array, state: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Latent [..., r] of one position and the next state, for W1 rows [..., r] of the previous token."""
