@@ -102,6 +102,11 @@ def by_rows_and_heads(kernel: Callable[..., jax.Array]) -> Callable[..., jax.Arr
     return jax.shard_map(kernel, in_specs=(heads, heads, heads, P(ROWS)), out_specs=heads, check_vma=False)
 
 
+def tensor_shards() -> int:
+    """Devices that share heads and vocabulary on the mesh in use; 1 without a mesh."""
+    return dict(jax.sharding.get_abstract_mesh().shape).get("tensor", 1)
+
+
 def row_shards(mesh: Mesh | None = None) -> int:
     """Devices that share the rows of a batch, on the mesh in use where none is given; 1 without a mesh."""
     shape = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).shape

@@ -4,7 +4,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from dspark_jax.sharding import tensor_shards
+
 FEW_ROWS = 32
+
+FEW_TOKENS = 512
 
 
 def linear(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, implementation: str | None = None) -> jax.Array:
@@ -95,8 +99,12 @@ class Projections(nnx.Module):
     def context(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Normalised k and v [..., k, h] of x [..., inputs]: what injected context needs, without the queries."""
         start = self.heads * self.head_dim
-        bias = None if self.qkv.bias is None else self.qkv.bias[start:]
-        joint = linear(x, self.qkv.weight[start:], bias)
+        if tensor_shards() > 1 and x.size // x.shape[-1] <= FEW_TOKENS:
+            # A part of a matrix split over devices would be moved between them, which takes longer than the queries.
+            joint = self.qkv(x)[..., start:]
+        else:
+            bias = None if self.qkv.bias is None else self.qkv.bias[start:]
+            joint = linear(x, self.qkv.weight[start:], bias)
         k, v = jnp.split(joint.reshape(*x.shape[:-1], 2 * self.kv_heads, self.head_dim), 2, axis=-2)
         return self._norm(k, self.k_norm), v
 
