@@ -72,6 +72,7 @@ class Serve:
             scaling = read_calibration(self.calibration).scaling_for(g, drafter_fingerprint(drafter))
         metrics = Metrics()
         engine = ServeEngine(target.model, drafter, self.engine, scaling=scaling, gauges=metrics, mesh=mesh)
+        metrics.watch(engine)
         with Progress(console=progress) as bar:
             task = bar.add_task("compiling and measuring programs", total=None)
             costs = engine.warm_up(lambda done, all: bar.update(task, completed=done, total=all))
