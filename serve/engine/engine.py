@@ -93,6 +93,7 @@ class ServeEngine:
 
     def start(self) -> None:
         """Starts the thread."""
+        self.budget.warm_up()
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
 
