@@ -119,11 +119,6 @@ class ServeEngine:
         """See `serve.engine.request.Engine.submit`."""
         check(request, self.target_config, self.max_length)
         limit = min(len(request.prompt) + int(request.max_tokens), self.max_length)
-        if (pages := self.scheduler.most_pages(limit)) > (total := self.scheduler.pool.total):
-            raise ValueError(
-                f"{limit} positions take {pages} pages, and there are {total}. Shorten the prompt, lower max_tokens, "
-                "or give the server more pages."
-            )
         seed = int(np.random.SeedSequence().generate_state(1, np.uint64)[0]) if request.seed is None else request.seed
         stream = EngineStream(lambda: self._tell(lambda: self._end(sequence, "abort")))
         sequence = Sequence(request, limit, stream, seed)
