@@ -7,7 +7,8 @@ Answers are rows of `python -m train.regenerate`, prompts are rows of {"turns": 
 All kinds start from the target's last layers and differ in nothing but the drafter and its own loss: DFlash has a
 third layer, and Eagle3 and MTP a wider MLP, where DSpark has its sequential head. Every kind is trained once a seed
 (weights at random, order of documents, anchors) and drafts for the target's own greedy answers. A run that is killed
-goes on where it was: drafters and results are kept in `out`.
+goes on where it was: drafters and results are kept in `out`. Where it is asked for, `dspark-int8` is DSpark trained on
+hidden states kept in int8: `--kinds dspark dspark-int8` measures what those cost.
 """
 
 import dataclasses
@@ -45,6 +46,7 @@ ONE_LAYER = dataclasses.replace(
 KINDS = {
     "dspark": DSPARK,
     "dspark-rnn": dataclasses.replace(DSPARK, markov_head_type="rnn"),
+    "dspark-int8": dataclasses.replace(DSPARK, features_dtype="int8"),
     "dflash": dataclasses.replace(
         DSPARK,
         num_layers=3,
@@ -88,7 +90,7 @@ class CompareDrafters:
     out: Path
     data: tuple[str, ...]
     prompts: tuple[str, ...]
-    kinds: tuple[str, ...] = tuple(KINDS)
+    kinds: tuple[str, ...] = tuple(kind for kind in KINDS if kind != "dspark-int8")
     seeds: tuple[int, ...] = (0, 1, 2)
     steps: int = 300
     batch_size: int = 8
@@ -124,7 +126,7 @@ class CompareDrafters:
         base = KINDS[kind]
         run = dataclasses.replace(
             base, out=f"{self.out}/{kind}-{seed}", tokens=f"{self.out}/tokens", data=self.data, steps=self.steps,
-            features=f"{self.out}/features-{len(base.tap_ids)}", cache_features=True, batch_size=self.batch_size,
+            features=f"{self.out}/features-{len(base.tap_ids)}-{base.features_dtype}", batch_size=self.batch_size,
             num_anchors=self.num_anchors, learning_rate=self.learning_rate, seed=seed, log_every=20,
             block_size=1 if kind == "mtp" else self.block_size,
         )  # fmt: skip

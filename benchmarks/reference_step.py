@@ -11,6 +11,10 @@ Each measurement is a process of its own, alone; sides take turns, and the table
 threads together, and vary less where other jobs run beside. A step's peak is the most that the process holds in the
 timed steps, less what it holds between them (parameters, optimizer, inputs, libraries); the process's peak is all of
 it. The first two steps, which compile, are in neither.
+
+Environment variables reach all sides alike. Under glibc, `MALLOC_ARENA_MAX=1 MALLOC_MMAP_MAX_=0
+MALLOC_TRIM_THRESHOLD_=1000000000000 MALLOC_TOP_PAD_=268435456` lets processes keep what they free, which spares a step
+the page faults of getting it again.
 """
 
 import ctypes
@@ -34,7 +38,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-Side = Literal["inputs", "ours", "reference"]
+Side = Literal["inputs", "ours", "shared", "reference"]
 
 TARGETS = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_layers": 4, "num_heads": 4, "num_kv_heads": 2},
@@ -56,10 +60,11 @@ class ReferenceStep:
       reference: the reference's checkout.
       shapes: of target and drafter: tiny, small, smollm2.
       vocab, block_size, batch_size: of all shapes.
-      chunk, share_targets: of our trainer (`train.config.RunConfig`).
+      chunk: of our trainer (`train.config.RunConfig`).
       compile: torch.compile the reference's model, as its trainer does.
       processes: measurements of each side; steps: timed steps in each.
       side, work: measure this side here on the inputs in `work` and print JSON, instead of all in their own processes.
+        `shared` is ours with `share_targets`: the target's distribution once a position, not once a block position.
     """
 
     reference: Path
@@ -68,7 +73,6 @@ class ReferenceStep:
     block_size: int = 7
     batch_size: int = 1
     chunk: int = 640
-    share_targets: bool = False
     compile: bool = True
     processes: int = 3
     steps: int = 3
@@ -78,14 +82,14 @@ class ReferenceStep:
     def run(self) -> None:
         """Prints the tables, or one measurement."""
         if self.side and self.work:
-            measure = {"inputs": self.write_inputs, "ours": self.ours}.get(self.side, self.theirs)
+            measure = {"inputs": self.write_inputs, "reference": self.theirs}.get(self.side, self.ours)
             print(json.dumps(measure(self.work)))
             return
         console, load = Console(width=120), os.getloadavg()[0]
         for shape in self.shapes:
             with tempfile.TemporaryDirectory() as work:
                 self.measured("inputs", shape, work)
-                results: dict[Side, list[dict[str, float]]] = {"ours": [], "reference": []}
+                results: dict[Side, list[dict[str, float]]] = {"ours": [], "shared": [], "reference": []}
                 for _ in range(self.processes):
                     for side, measured in results.items():
                         measured.append(self.measured(side, shape, work))
@@ -95,9 +99,9 @@ class ReferenceStep:
         console.print(
             f"{processor()}, {cores()} cores, load average {load:.1f} before, Python {platform.python_version()}, "
             f"{versions}; medians of {self.processes} interleaved processes a side, {self.steps} steps each.\n"
-            f"Ours: chunks of {self.chunk}, share_targets {self.share_targets}. Reference: torch.compile "
-            f"{self.compile}, no FSDP, sdpa with a dense mask, for its flex_attention has no backward pass on a CPU. "
-            "The target's own pass is on neither side."
+            f"Ours: chunks of {self.chunk}; shared: the target's distribution computed once a position. Reference: "
+            f"torch.compile {self.compile}, no FSDP, sdpa with a dense mask, for its flex_attention has no backward "
+            "pass on a CPU. The target's own pass is on no side."
         )
 
     def measured(self, side: Side, shape: str, work: str) -> dict[str, float]:
@@ -110,7 +114,7 @@ class ReferenceStep:
         return json.loads(run.stdout.splitlines()[-1])
 
     def table(self, shape: str, medians: dict[Side, dict[str, float]]) -> Table:
-        """Medians of both sides, and ours over the reference's."""
+        """Medians of all sides, and ours over the reference's."""
         run = RUNS[shape]
         title = (
             f"{shape}: hidden {TARGETS[shape]['hidden_size']}, vocabulary {self.vocab}, {run['num_layers']} draft "
@@ -127,9 +131,10 @@ class ReferenceStep:
             speed = f"{m['seconds']:.3f}", f"{m['processor']:.3f}", f"{tokens / m['seconds']:,.0f}"
             sizes = (f"{m[k] / 1e6:,.0f}" for k in ("peak", "process"))
             table.add_row(side, *speed, *sizes, f"{m['loss']:.6f}", f"{m['gradient_norm']:.6f}")
-        ratio = {k: medians["ours"][k] / medians["reference"][k] for k in medians["ours"]}
-        speed = f"{ratio['seconds']:.2f}", f"{ratio['processor']:.2f}", f"{1 / ratio['seconds']:.2f}"
-        table.add_row("ratio", *speed, *(f"{ratio[k]:.2f}" for k in ("peak", "process")))
+        for side in ("ours", "shared"):
+            ratio = {k: medians[side][k] / medians["reference"][k] for k in medians[side]}
+            speed = f"{ratio['seconds']:.2f}", f"{ratio['processor']:.2f}", f"{1 / ratio['seconds']:.2f}"
+            table.add_row(f"{side} / reference", *speed, *(f"{ratio[k]:.2f}" for k in ("peak", "process")))
         return table
 
     @property
@@ -139,7 +144,7 @@ class ReferenceStep:
 
         return RunConfig(
             out="", steps=1000, mask_token_id=self.vocab - 1, draft_vocab_size=0, block_size=self.block_size,
-            batch_size=self.batch_size, chunk=self.chunk, share_targets=self.share_targets, **RUNS[self.shapes[0]],
+            batch_size=self.batch_size, chunk=self.chunk, share_targets=self.side == "shared", **RUNS[self.shapes[0]],
         )  # fmt: skip
 
     def target(self) -> Any:

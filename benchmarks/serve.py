@@ -53,8 +53,6 @@ class Serving:
       requests: at least so many a point; each: and so many a user.
       max_tokens: new tokens a request; temperature: of them.
       repeats: of everything, interleaved.
-      transformers: also run this model (as `--target`) with transformers on torch, 8 prompts at a time; python: which
-        has torch and transformers.
       start_seconds: a server may take to start.
       out: directory of plots and the servers' logs; json: file of everything measured.
     """
@@ -71,8 +69,6 @@ class Serving:
     max_tokens: int = 64
     temperature: float = 0.0
     repeats: int = 3
-    transformers: str | None = None
-    python: str = sys.executable
     start_seconds: float = 900.0
     out: str = "runs/serve"
     json: str | None = None
@@ -88,24 +84,20 @@ def main(options: Serving) -> None:
     out.mkdir(parents=True, exist_ok=True)
     prompts, modes = read_domains(options.data), dict(pair.split("=", 1) for pair in options.urls)
     loads: dict[Key, list[Load]] = defaultdict(list)
-    peers: dict[str, list[float]] = defaultdict(list)
     for _ in range(options.repeats):
         for mode in modes or options.policies:
             with contextlib.ExitStack() as stack:
                 url = modes[mode] if modes else stack.enter_context(server(options, mode, out / f"{mode}.log"))
                 for kind, value, load in asyncio.run(measure(url, prompts, options)):
                     loads[mode, kind, value].append(load)
-        if options.transformers:
-            for mode, rate in run_transformers(options, prompts).items():
-                peers[f"transformers, {mode}"].append(rate)
     if options.json:
         rows = [
             {"mode": m, k: v, "repeats": [*map(dataclasses.asdict, repeats)]} for (m, k, v), repeats in loads.items()
         ]
-        Path(options.json).write_text(json.dumps({"machine": machine(), "loads": rows, "transformers": peers}))
+        Path(options.json).write_text(json.dumps({"machine": machine(), "loads": rows}))
     summaries = {key: [Summary.of(load) for load in repeats] for key, repeats in loads.items()}
     console.print(f"{machine()}; {options.max_tokens} new tokens, temperature {options.temperature}, {options.data}")
-    console.print(table(summaries, peers, options.repeats))
+    console.print(table(summaries, options.repeats))
     curves: dict[str, dict[int, Summary]] = defaultdict(dict)
     for (mode, kind, value), repeats in summaries.items():
         if kind == "users":
@@ -143,7 +135,7 @@ async def measure(url: str, prompts: list[str], options: Serving) -> list[tuple[
         for rate in options.rates:
             results.append(("rate", rate, await open_loop(client, bodies(options.requests), rate, seed=0)))
         told = await client.get(httpx2.URL(url).join("/metrics"))
-        if (count := re.search(r"^dspark_recompiles_total (\S+)", told.text, re.M)) and float(count[1]):
+        if (count := re.search(r"^dspark_recompiles (\S+)", told.text, re.M)) and float(count[1]):
             console.print(f"{url} compiled {count[1]} programs under load", style="red")
     for kind, value, load in results:
         if errors := {answer.error for answer in load.answers if answer.error}:
@@ -206,15 +198,7 @@ def answers(url: str) -> bool:
         return False
 
 
-def run_transformers(options: Serving, prompts: list[str]) -> dict[str, float]:
-    """Tokens/s of transformers on torch, by kind of batching, in a process of its own."""
-    asked = {"model": options.transformers, "prompts": prompts[:24], "max_tokens": options.max_tokens}
-    command = [options.python, "-m", "benchmarks.transformers_batches"]
-    done = subprocess.run(command, input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def table(summaries: dict[Key, list[Summary]], peers: dict[str, list[float]], repeats: int) -> Table:
+def table(summaries: dict[Key, list[Summary]], repeats: int) -> Table:
     """Medians; ratios of throughput are taken within a repeat."""
     result = Table(title=f"medians over {repeats} repeats; seconds; ratios of throughput")
     columns = (
@@ -243,10 +227,6 @@ def table(summaries: dict[Key, list[Summary]], peers: dict[str, list[float]], re
             numbers += [f"{found.accept_length:.2f}", f"{found.budget:.2f}", f"{found.errors:.0f}"]
             ratios = [ratio(rates[mode], rates.get("none")), ratio(rates[mode], best)]
             result.add_row(f"{value:g} {kind}", mode, *numbers, *ratios)
-        if (kind, value) == ("users", 8):
-            for mode, speeds in peers.items():
-                speed, blank = f"{statistics.median(speeds):.1f}", [""] * 9
-                result.add_row("8 users", mode, speed, *blank, ratio(speeds, rates.get("none")), "")
         result.add_section()
     return result
 

@@ -22,7 +22,7 @@ RULES: dict[str, P] = {
     "out.weight": P("fsdp", "tensor"),
     "gate_up.weight": P("tensor", "fsdp"),
     "down.weight": P("fsdp", "tensor"),
-    "fc.weight": P(None, "fsdp"),
+    "fc.weight": P("tensor", "fsdp"),
     "markov.w1": P("tensor", "fsdp"),
     "markov.w2": P("tensor", "fsdp"),
 }
@@ -88,6 +88,18 @@ def constrain(x: jax.Array, *axes: Any) -> jax.Array:
 def by_rows(x: jax.Array, *axes: Any) -> jax.Array:
     """Splits an array along its first axis, over everything that shares rows, and along the next over `axes`."""
     return constrain(x, ROWS, *axes, *(None,) * (jnp.ndim(x) - 1 - len(axes)))
+
+
+def by_rows_and_heads(kernel: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """An attention kernel, run by each device on its own rows and heads.
+
+    It takes q [b, q, n, h], k and v [b, s, k, h] and a tree of [b, ...], and returns [b, q, n, h].
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return kernel
+    heads = P(ROWS, None, "tensor")
+    # Kernels do not say over which axes their results vary.
+    return jax.shard_map(kernel, in_specs=(heads, heads, heads, P(ROWS)), out_specs=heads, check_vma=False)
 
 
 def row_shards(mesh: Mesh | None = None) -> int:

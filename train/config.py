@@ -38,14 +38,17 @@ class RunConfig:
         documents the drafter was not trained on, corrects a head that saw only documents the drafter knows by heart.
       seq_len, batch_size: packed tokens a row, rows a step; num_anchors: blocks sampled a row.
       cache_features: run the target once over all documents and keep its hidden states on disk, instead of on line in
-        every step; pays when documents are seen more than once. features: directory of them; empty is `out`/features.
-        Runs on the same data and taps can share it.
+        every step; pays when documents are seen more than once. features: directory of them, which implies it; empty is
+        `out`/features. Runs on the same data can share it, if it has their taps. features_dtype: of states there; int8
+        takes half the room, at less precision.
       share_targets: see `train.step.drafter_loss`.
       chunk: block positions whose logits exist at once on a device.
-      attention_chunk, query_chunk: anchors of a row in the drafter, and queries of a row in the target, whose attention
-        scores exist at once; 0 is all. remat: keep little of the drafter for the backward pass, and compute the rest
-        again. scan_layers: run the target's layers as one loop, on a copy of their parameters, which compiles much
-        faster. These change memory and time, and results by rounding alone.
+      attention: `splash` is a kernel for TPU that never holds scores, `cudnn` one for NVIDIA GPUs and the target alone;
+        `auto` takes what devices and target allow. attention_chunk, query_chunk: anchors of a row in the drafter, and
+        queries of a row in the target, whose scores exist at once where attention is plain; 0 is all.
+      remat: keep little of the drafter for the backward pass, and compute the rest again. scan_layers: run the target's
+        layers as one loop, on a copy of their parameters, which compiles much faster. These and attention change memory
+        and time, and results by rounding alone.
       compute_dtype: of the drafter's activations and products. Its parameters and the optimizer stay float32.
       weights: of the loss's terms; without one on confidence a DSpark drafter has no confidence head.
       optimizer: `muon` orthogonalises the updates of the backbone's matrices; everything else stays with AdamW.
@@ -81,8 +84,10 @@ class RunConfig:
     num_anchors: int = 128
     cache_features: bool = False
     features: str = ""
+    features_dtype: Literal["bfloat16", "int8"] = "bfloat16"
     share_targets: bool = False
     chunk: int = 640
+    attention: Literal["auto", "plain", "splash", "cudnn"] = "auto"
     attention_chunk: int = 0
     query_chunk: int = 0
     remat: bool = False
@@ -145,6 +150,11 @@ class RunConfig:
     def tokens_directory(self) -> Path:
         """Where the tokenised data are kept."""
         return Path(self.tokens or f"{self.out}/tokens").absolute()
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether steps read the target's hidden states from disk."""
+        return self.cache_features or bool(self.features)
 
     @property
     def features_directory(self) -> Path:

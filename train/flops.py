@@ -1,9 +1,12 @@
 """Floating-point operations: how many a training step asks for, from its shapes alone, and how many a device can do."""
 
-from typing import Any
+import math
+from collections.abc import Sequence
 
 from dspark_jax.drafters import DrafterConfig, Eagle3Config
+from dspark_jax.hlo import Array
 from dspark_jax.models.config import TargetConfig
+from dspark_jax.models.splash import LANES, tiles_at_most
 from train.config import RunConfig
 
 TRAINED, FROZEN = 3, 2
@@ -26,10 +29,10 @@ def model_flops(run: RunConfig, target: TargetConfig) -> dict[str, float]:
     products = {  # by part, of matrices with how many rows, in forward passes
         "target": target.num_layers * tokens * target_layer,
         "target attention": 2 * target.num_layers * tokens * run.seq_len * heads,
-        "target head": scored * d * (rows if run.cache_features else target.vocab_size),
+        "target head": scored * d * (rows if run.reads_features else target.vocab_size),
         "draft head": FROZEN * blocks * g * d * rows,
     }
-    if run.cache_features:
+    if run.reads_features:
         products["target"] = products["target attention"] = 0
     mlp = 3 * d * drafter.intermediate_size
     if isinstance(drafter, DrafterConfig):
@@ -55,29 +58,22 @@ def model_flops(run: RunConfig, target: TargetConfig) -> dict[str, float]:
     return {part: 2.0 * n for part, n in products.items()}
 
 
-PEAKS = {
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5": 459e12,
-    "TPU v5p": 459e12,
-    "TPU v6 lite": 918e12,
-    "TPU v6e": 918e12,
-    "TPU7x": 2307e12,
-    "NVIDIA H100 PCIe": 756e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA A100": 312e12,
-    "NVIDIA L4": 121e12,
-    "Tesla T4": 65e12,
-}
-"""Dense bf16 (T4: fp16) FLOP/s of a device by how JAX calls it, as its maker states them."""
+def splash_cost(name: str, read: Sequence[Array], context: int) -> tuple[float, float]:
+    """Operations of a call of splash attention on a device, at most, and bytes beyond operands and results once.
 
+    Args:
+      name: of the kernel; read: the arrays it reads, as they stand in the program; context: positions of a row.
 
-def peak_flops(device: Any) -> float | None:
-    """FLOP/s of a device at best, or None where they are not known."""
-    name = device.device_kind
-    if name in PEAKS:
-        return PEAKS[name]
-    # A GPU's name goes on with its memory and connector.
-    return next((peak for known, peak in PEAKS.items() if name.startswith((f"{known} ", f"{known}-"))), None)
+    Raises:
+      ValueError: it is another kernel.
+    """
+    products = {"fwd": 2, "dq": 3, "dkv": 4}.get(name.removeprefix("splash_mha_").split("_")[0])
+    if products is None:
+        raise ValueError(f"the step runs a kernel {name}, and what it does is not known: the plan would leave it out.")
+    q, k = [array for array in read if len(array.shape) > 2 and array.type in ("bf16", "f32")][:2]
+    *rows, n, queries, h = q.shape
+    tiles, bq, bk = tiles_at_most(queries, k.shape[-2], context)
+    # Each tile reads keys and values, or queries and gradients, and each head marks of its other side, a number a lane.
+    inner, outer, marks = (bq, k.shape[-2], 1) if "dkv" in name else (bk, queries, 2)
+    again = tiles * 2 * inner * q.bytes / (math.prod(q.shape[:-1])) + outer * marks * LANES * 4
+    return math.prod(rows) * n * tiles * bq * bk * h * 2.0 * products, math.prod(rows) * n * again

@@ -24,23 +24,27 @@ from dspark_jax.models.decoder import Decoder, check_taps
 from dspark_jax.sharding import ROWS, make_mesh, placer, row_shards, shardings, spread
 from dspark_jax.tokenizer import ChatTokenizer
 from dspark_jax.whole_file import whole_file
+from train.attention import choose_attention
 from train.config import RunConfig
 from train.data import PackedData, RowReader, TokenStore, cached_documents, frequent_tokens, pack, read_ahead
 from train.distributed import is_main
 from train.evaluation import Evaluation
-from train.features import FeatureCache
 from train.optimizer import optimizer
+from train.packed_attention import Attention
 from train.report import Report
 from train.step import StepConfig, TokenBatch, TrainState, jit_step
+from train.target_pass import cached_features
 from train.warm_start import warm_start
 
 
-def step_config(run: RunConfig, graph: Any, target_graph: Any, tx: optax.GradientTransformation) -> StepConfig:
+def step_config(
+    run: RunConfig, graph: Any, target_graph: Any, tx: optax.GradientTransformation, attention: Attention
+) -> StepConfig:
     """The static half of a run's step."""
     return StepConfig(
         graph, target_graph, tx, run.weights, run.tap_ids, run.num_anchors, run.chunk, run.share_targets, run.seed,
         accumulate=run.accumulate, attention_chunk=run.attention_chunk, query_chunk=run.query_chunk,
-        remat=run.remat, compute_dtype=run.compute_dtype, scan_layers=run.scan_layers,
+        remat=run.remat, compute_dtype=run.compute_dtype, scan_layers=run.scan_layers, attention=attention,
     )  # fmt: skip
 
 
@@ -135,18 +139,6 @@ class Trainer:
         reader = RowReader(tokenizer, target.config.num_tokens, run.chat)
         documents, self.counts = cached_documents(run.tokens_directory, run.data, reader)
         self.data = PackedData(documents, run.seq_len, run.batch_size, run.seed)
-        drafter = self._build(documents)
-        graph, params, frozen = nnx.split(drafter, trained(drafter, run.train_only), ...)
-        target_graph, self._target = nnx.split(self.target)
-        params, self._frozen, self._target = (self._put(tree) for tree in (params, frozen, self._target))
-        tx = optimizer(run)
-        self.config = step_config(run, graph, target_graph, tx)
-        lie = shardings(jax.eval_shape(tx.init, params), self.mesh)
-        self.state = TrainState(self._put(np.zeros((), np.int32)), params, jax.jit(tx.init, out_shardings=lie)(params))
-        everywhere = NamedSharding(self.mesh, P())
-        lie = shardings(self.state, self.mesh)
-        self._step = jit_step(self.config, lie, self.mesh)
-        self._gather = jax.jit(lambda tree: tree, out_shardings=everywhere)
         self.out.mkdir(parents=True, exist_ok=True)
         policies = ocp.training.preservation_policies
         self.checkpoints = ocp.training.Checkpointer(
@@ -154,12 +146,28 @@ class Trainer:
             preservation_policy=policies.LatestN(2),  # pyright: ignore[reportArgumentType]
             cleanup_tmp_directories=True,
         )
+        drafter = self._build(documents)
+        graph, params, frozen = nnx.split(drafter, trained(drafter, run.train_only), ...)
+        params, self._frozen = (self._put(tree) for tree in (params, frozen))
         self._check_same_run()
-        self._features = None
-        if run.cache_features:
-            self._features = FeatureCache(
-                run.features_directory, self.target, documents, run.tap_ids, run.seq_len, run.batch_size
-            )
+        target_graph, self._target = nnx.split(self.target)
+        self._target, self._features = self._put(self._target), None
+        if run.reads_features:
+            self.target = nnx.merge(target_graph, self._target)
+            self._features = cached_features(run, self.target, documents, self.mesh)
+            if not run.eval_every:
+                # Steps need its embedding and head alone.
+                self.target.layers = None  # pyright: ignore[reportAttributeAccessIssue]
+                target_graph, self._target = nnx.split(self.target)
+        tx = optimizer(run)
+        attention = choose_attention(run, self.target.config, self.target.dtype, self.mesh)
+        self.config = step_config(run, graph, target_graph, tx, attention)
+        lie = shardings(jax.eval_shape(tx.init, params), self.mesh)
+        self.state = TrainState(self._put(np.zeros((), np.int32)), params, jax.jit(tx.init, out_shardings=lie)(params))
+        everywhere = NamedSharding(self.mesh, P())
+        lie = shardings(self.state, self.mesh)
+        self._step = jit_step(self.config, lie, self.mesh)
+        self._gather = jax.jit(lambda tree: tree, out_shardings=everywhere)
         if self.checkpoints.latest is not None:
             self.state = self._load(self.checkpoints.latest.step)
 
@@ -279,9 +287,10 @@ class Trainer:
 
     def _check_same_run(self) -> None:
         """What the state means must not change under it; how long it runs and where it writes may."""
-        free = {"out", "steps", "checkpoint_every", "log_every", "chunk", "cache_features", "features", "mesh"}
-        free |= {"share_targets", "accumulate", "eval_every", "eval_data", "eval_prompts", "eval_tokens"}
-        free |= {"attention_chunk", "query_chunk", "remat", "scan_layers"}
+        free = {"out", "steps", "checkpoint_every", "log_every", "chunk", "share_targets", "mesh", "accumulate"}
+        free |= {"cache_features", "features", "features_dtype"}
+        free |= {"eval_every", "eval_data", "eval_prompts", "eval_tokens"}
+        free |= {"attention", "attention_chunk", "query_chunk", "remat", "scan_layers"}
         free |= {"data", "tokens", "chat"}  # the checksum tells what came of them
         mine = {k: v for k, v in dataclasses.asdict(self.run).items() if k not in free}
         mine = json.loads(json.dumps({**mine, "documents": len(self.data.documents), "crc": self.data.crc}))

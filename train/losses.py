@@ -7,7 +7,7 @@ recomputed and no logits are kept for the backward pass.
 import dataclasses
 import math
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from dspark_jax.models.chunks import in_chunks
 from dspark_jax.models.decoder import tokens_only
 from dspark_jax.models.layers import linear
 from dspark_jax.sharding import by_rows, row_shards
+from train.distances import distances, fast_distances
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Predictions:
 
     Attributes:
       hidden: [b, n, d] backbone output; latent: [b, n, r] of the sequential head, or None; w2: [draft_rows, r] or None
-        (inside the loop over chunks one for each device that shares rows, [s, draft_rows, r]).
+        (inside the loop over chunks transposed, one for each device that shares rows, [s, r, draft_rows]).
       confidence: [b, n] logits, or None.
     """
 
@@ -70,8 +71,8 @@ class Labels:
 
     Attributes:
       hidden: [b, n, d] target hidden states that predict the same tokens; tokens: [b, n] those tokens.
-      shared: instead of `hidden`, ([b, t, draft_rows] probabilities of `target_table`, [b, n] positions in it). Blocks
-        at dense anchors overlap, and this computes each position's target distribution once.
+      shared: instead of `hidden`, (`target_table` [b, t, draft_rows], [b, n] positions in it). Blocks at dense anchors
+        overlap, and this computes each position's target distribution once.
       normalizer: [b, n] log of the sum of exponentials of all the target's logits, where it is known beforehand: then
         only the draft rows of its head are computed. None otherwise.
       weight: [b, n] w_k, 0 where nothing is supervised.
@@ -95,20 +96,20 @@ class Labels:
         return tokens_only(logits.astype(jnp.float32), rows, self.num_tokens or rows, ids)
 
 
-def target_probs(labels: Labels, hidden: jax.Array, normalizer: jax.Array | None) -> jax.Array:
-    """The target's distribution [..., draft_rows] at hidden states [..., d], over what can be drafted."""
+def target_log_probs(labels: Labels, hidden: jax.Array, normalizer: jax.Array | None) -> jax.Array:
+    """Log of the target's distribution [..., draft_rows] at hidden states [..., d], over what can be drafted."""
     if labels.draft_ids is None:
-        return jax.nn.softmax(labels.real(linear(hidden, labels.head)), axis=-1)
+        return jax.nn.log_softmax(labels.real(linear(hidden, labels.head)), axis=-1)
     if normalizer is None:
-        return jax.nn.softmax(labels.real(linear(hidden, labels.head)), axis=-1)[..., labels.draft_ids]
+        return jax.nn.log_softmax(labels.real(linear(hidden, labels.head)), axis=-1)[..., labels.draft_ids]
     logits = labels.real(linear(hidden, labels.draft_head), labels.draft_ids)
-    return jnp.exp(logits - normalizer[..., None])
+    return logits - normalizer[..., None]
 
 
 def target_table(labels: Labels, hidden: jax.Array, normalizer: jax.Array | None, chunk: int) -> jax.Array:
-    """`target_probs` at all positions [b, t, d], `chunk` positions at a time."""
-    split, join = _in_chunks(hidden.shape[0], hidden.shape[1], chunk)
-    return join(jax.lax.map(lambda rows: target_probs(labels, *rows), jax.tree.map(split, (hidden, normalizer))))
+    """`target_log_probs` at all positions [b, t, d], `chunk` positions at a time."""
+    split, join = position_chunks(hidden.shape[0], hidden.shape[1], chunk)
+    return join(jax.lax.map(lambda rows: target_log_probs(labels, *rows), jax.tree.map(split, (hidden, normalizer))))
 
 
 def at_rows(x: jax.Array, index: jax.Array) -> jax.Array:
@@ -116,7 +117,7 @@ def at_rows(x: jax.Array, index: jax.Array) -> jax.Array:
     return jax.vmap(lambda sequence, where: sequence[where])(x, index)
 
 
-def _in_chunks(b: int, n: int, chunk: int):
+def position_chunks(b: int, n: int, chunk: int):
     """`in_chunks` of equal size, of about `chunk` positions a device.
 
     A chunk holds as many positions of every sequence, so that on a mesh each device has work in all of them.
@@ -125,47 +126,66 @@ def _in_chunks(b: int, n: int, chunk: int):
     return in_chunks(n, -(-n // -(-n // columns)))
 
 
-def _corrections(latent: jax.Array, w2: jax.Array) -> jax.Array:
-    """Bias [b, n, draft_rows] of the sequential head; rows of a batch are scored with their device's w2."""
+def _by_device(x: jax.Array, w2: jax.Array) -> jax.Array:
+    """Rows of a batch [b, n, ...] with the device's w2 that they are scored with, [s, rows, ...]."""
+    return x.reshape(len(w2), -1, x.shape[-1])
+
+
+def _logits(predictions: Predictions, labels: Labels) -> jax.Array:
+    """Draft logits [b, n, draft_rows] with the sequential head's bias."""
+    logits = linear(predictions.hidden, labels.draft_head)
+    latent, w2 = predictions.latent, predictions.w2
+    if latent is None or w2 is None:
+        return logits
     if w2.ndim == 2:
-        return linear(latent, w2)
-    apart = latent.reshape(len(w2), -1, latent.shape[-1])
-    return jnp.einsum("snr,svr->snv", apart, w2.astype(latent.dtype)).reshape(*latent.shape[:2], -1)
+        return logits + linear(latent, w2)
+    bias = jnp.einsum("snr,srv->snv", _by_device(latent, w2), w2.astype(latent.dtype))
+    return logits + bias.reshape(logits.shape)
 
 
-def _sums(predictions: Predictions, labels: Labels, scale: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def _pull(slope: jax.Array, predictions: Predictions, labels: Labels) -> tuple[jax.Array, Any, Any]:
+    """Gradients of hidden states, latents and w2, from that of `_logits`."""
+    hidden = slope @ labels.draft_head.astype(slope.dtype)
+    latent, w2 = predictions.latent, predictions.w2
+    if latent is None or w2 is None:
+        return hidden, None, None
+    apart = _by_device(slope, w2)
+    back = jnp.einsum("snv,srv->snr", apart, w2.astype(slope.dtype)).reshape(latent.shape)
+    # In this order: for [draft_rows, r] a CPU would copy the chunk, transposed.
+    order = ((1,), (1,)), ((0,), (0,))
+    return hidden, back, jax.lax.dot_general(_by_device(latent, w2), apart, order, preferred_element_type=jnp.float32)
+
+
+def _sums(
+    logits: jax.Array, confidence: jax.Array | None, labels: Labels, scale: jax.Array, distances=distances
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Scaled sum of the losses over the positions given, and (ce, l1, confidence, soft sums; accept rate of each).
 
     There are as many as `scale` has factors: the soft one only where it is asked for.
     """
     if labels.shared is None:
         assert labels.hidden is not None
-        p = target_probs(labels, labels.hidden, labels.normalizer)
+        log_p = target_log_probs(labels, labels.hidden, labels.normalizer)
     else:
-        p = at_rows(*labels.shared)
-    logits = linear(predictions.hidden, labels.draft_head)
-    if predictions.latent is not None:
-        assert predictions.w2 is not None
-        logits = logits + _corrections(predictions.latent, predictions.w2)
-    log_q = jax.nn.log_softmax(labels.real(logits, labels.draft_ids), axis=-1)
+        log_p = at_rows(*labels.shared)
     if labels.draft_ids is None:
         row, known = labels.tokens, labels.tokens < (labels.num_tokens or labels.head.shape[0])
     else:
         row = jnp.minimum(jnp.searchsorted(labels.draft_ids, labels.tokens), len(labels.draft_ids) - 1)
         known = labels.draft_ids[row] == labels.tokens
-    outside = 1 - jnp.sum(p, axis=-1) if labels.draft_ids is not None else 0.0
+    ce, l1, cross = distances(labels.real(logits, labels.draft_ids), log_p, row, len(scale) > 3)
     # A token that cannot be drafted has no cross-entropy; its mass still counts in the total variation.
-    ce = jnp.where(known, -jnp.take_along_axis(log_q, row[..., None], axis=-1)[..., 0], 0.0)
-    l1 = jnp.sum(jnp.abs(jnp.exp(log_q) - p), axis=-1) + outside
+    ce = jnp.where(known, ce, 0.0)
+    if labels.draft_ids is not None:
+        l1 = l1 + 1 - jnp.sum(jnp.exp(log_p), axis=-1)
     accept = jnp.clip(1 - l1 / 2, 0, 1)
     w = labels.weight
     sums = [jnp.sum(ce * w), jnp.sum(l1 * w), jnp.zeros(())]
     if len(scale) > 3:
-        # What no draft can be has no mass or no logit, and takes no part.
-        sums.append(-jnp.sum(w[..., None] * jnp.where(p > 0, p * log_q, 0.0)))
-    if predictions.confidence is not None:
-        label, x = jax.lax.stop_gradient(accept), predictions.confidence
-        sums[2] = jnp.sum(w * (jax.nn.softplus(x) - label * x))
+        sums.append(jnp.sum(cross * w))
+    if confidence is not None:
+        label = jax.lax.stop_gradient(accept)
+        sums[2] = jnp.sum(w * (jax.nn.softplus(confidence) - label * confidence))
     return sum((a * b for a, b in zip(sums, scale, strict=True)), jnp.zeros(())), (jnp.stack(sums), accept)
 
 
@@ -184,12 +204,14 @@ def chunked_sums(predictions: Predictions, labels: Labels, scale: jax.Array, chu
 
 
 def _chunked(predictions: Predictions, labels: Labels, scale: jax.Array, chunk: int, gradients: bool):
-    split, join = _in_chunks(labels.tokens.shape[0], labels.tokens.shape[1], chunk)
+    split, join = position_chunks(labels.tokens.shape[0], labels.tokens.shape[1], chunk)
     table, where = labels.shared or (None, None)
     w2, devices = predictions.w2, row_shards()
-    if w2 is not None and devices > 1:
-        # Each device adds up the gradient of its own rows, and they are summed once: not in every chunk.
-        predictions = dataclasses.replace(predictions, w2=by_rows(jnp.broadcast_to(w2, (devices, *w2.shape)), "tensor"))
+    if w2 is not None:
+        # Each device adds up the gradient of its own rows, and they are summed once: not in every chunk. That gradient
+        # is [r, draft_rows], for the other way around a CPU would need a transposed copy of each chunk.
+        apart = jnp.broadcast_to(w2.T, (devices, *w2.T.shape))
+        predictions = dataclasses.replace(predictions, w2=by_rows(apart, None, "tensor"))
     per_row = (
         predictions.hidden, predictions.latent, predictions.confidence,
         labels.hidden, labels.normalizer, where, labels.tokens, labels.weight,
@@ -203,14 +225,15 @@ def _chunked(predictions: Predictions, labels: Labels, scale: jax.Array, chunk: 
         truth = dataclasses.replace(
             labels, hidden=target_hidden, normalizer=normalizer, tokens=tokens, weight=weight, shared=shared
         )
+        logits = _logits(here, truth)
         if not gradients:
-            loss, (terms, accept) = _sums(here, truth, scale)
+            loss, (terms, accept) = _sums(logits, confidence, truth, scale)
             return (total + loss, sums + terms, None), (accept, None)
-        (loss, (terms, accept)), grad = jax.value_and_grad(_sums, has_aux=True)(here, truth, scale)
-        if grad.w2 is not None:
-            w2_gradient = w2_gradient + grad.w2.astype(jnp.float32)
-            w2_gradient = by_rows(w2_gradient, "tensor") if devices > 1 else w2_gradient
-        return (total + loss, sums + terms, w2_gradient), (accept, (grad.hidden, grad.latent, grad.confidence))
+        compute = jax.value_and_grad(_sums, (0, 1), has_aux=True)
+        (loss, (terms, accept)), (slope, confidence) = compute(logits, confidence, truth, scale, fast_distances)
+        hidden, latent, grad = _pull(slope, here, truth)
+        w2_gradient = None if grad is None else by_rows(w2_gradient + grad, None, "tensor")
+        return (total + loss, sums + terms, w2_gradient), (accept, (hidden, latent, confidence))
 
     w2_gradient = None
     if gradients and predictions.w2 is not None:
@@ -221,7 +244,7 @@ def _chunked(predictions: Predictions, labels: Labels, scale: jax.Array, chunk: 
     if gradients:
         hidden, latent, confidence = jax.tree.map(join, rows)
         if w2 is not None and w2_gradient is not None:
-            w2_gradient = w2_gradient.reshape(-1, *w2.shape).sum(axis=0).astype(w2.dtype)
+            w2_gradient = w2_gradient.sum(axis=0).T.astype(w2.dtype)
         grad = Predictions(hidden, latent, w2_gradient, confidence)
     return (total, (sums, join(accept))), grad
 
@@ -267,6 +290,6 @@ def dspark_loss(
     if implementation == "chunked":
         loss, (sums, accept) = chunked_sums(predictions, labels, scale, chunk)  # pyright: ignore[reportGeneralTypeIssues]
     else:
-        loss, (sums, accept) = _sums(predictions, labels, scale)
+        loss, (sums, accept) = _sums(_logits(predictions, labels), predictions.confidence, labels, scale)
     terms = dict(zip(("ce", "l1", "confidence", "soft"), jax.lax.stop_gradient(sums) / denominator, strict=False))
     return loss, {"loss": loss, **terms, "accept": accept}

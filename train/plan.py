@@ -5,7 +5,6 @@ Needs libtpu (`pip install 'jax[tpu]'`), which compiles without hardware, and of
 
 import dataclasses
 import math
-import os
 import sys
 import time
 from pathlib import Path
@@ -21,61 +20,18 @@ from rich.console import Console
 from rich.table import Table
 
 from dspark_jax.checkpoints.target import load_target_config
+from dspark_jax.chips import CHIPS, GIB, Chip, topology
 from dspark_jax.cli.mistakes import told_in_one_line
 from dspark_jax.drafters.kinds import build_drafter
+from dspark_jax.hlo import Counts, count
 from dspark_jax.models.config import TargetConfig
 from dspark_jax.models.decoder import Decoder, check_taps
 from dspark_jax.sharding import ROWS, make_mesh, row_shards, shardings
+from train.attention import choose_attention
 from train.config import RunConfig, read_config
-from train.flops import PEAKS, model_flops
-from train.hlo import Counts, count
+from train.flops import model_flops, splash_cost
 from train.loop import check_rows, optimizer, step_config, trained
 from train.step import TokenBatch, TrainState, jit_step
-
-
-@dataclasses.dataclass(frozen=True)
-class Chip:
-    """What its maker states of a chip: peak bf16 FLOP/s, bytes/s of HBM and of all links to other chips, HBM bytes.
-
-    `accelerator` is what libtpu takes for TPU_ACCELERATOR_TYPE.
-    """
-
-    flops: float
-    bandwidth: float
-    links: float
-    memory: float
-    accelerator: str
-
-
-GIB = 1 << 30
-CHIPS = {
-    "v4": Chip(PEAKS["TPU v4"], 1.228e12, 300e9, 32 * GIB, "v4-8"),
-    "v5e": Chip(PEAKS["TPU v5e"], 0.819e12, 200e9, 16 * GIB, "v5litepod-16"),
-    "v5p": Chip(PEAKS["TPU v5p"], 2.765e12, 600e9, 95 * GIB, "v5p-8"),
-    "v6e": Chip(PEAKS["TPU v6e"], 1.64e12, 448e9, 32 * GIB, "v6e-16"),
-}
-
-
-def topology(name: str) -> list[Any]:
-    """Devices of a TPU slice that need not be there, such as v5e:4x4.
-
-    Raises:
-      ValueError: the chip is not known, or libtpu is missing or knows no such slice.
-    """
-    if (chip := name.split(":")[0]) not in CHIPS:
-        raise ValueError(f"--topology must be a slice of {', '.join(CHIPS)}, such as v5e:4x4; got {name!r}.")
-    # Set before libtpu starts: there is no TPU here to ask, and none may be looked for.
-    apart = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-    os.environ.update({**apart, "TPU_ACCELERATOR_TYPE": CHIPS[chip].accelerator, **os.environ})
-    jax.config.update("jax_platforms", "cpu")
-    from jax.experimental import topologies
-
-    try:
-        return list(topologies.get_topology_desc(name, platform="tpu").devices)
-    except (RuntimeError, NotImplementedError) as error:
-        raise ValueError(
-            f"no TPU slice {name!r} ({error}). pip install 'jax[tpu]', and name a slice such as v5e:4x4."
-        ) from error
 
 
 def step_shapes(run: RunConfig, target: TargetConfig, mesh: Mesh) -> tuple[Any, tuple]:
@@ -99,8 +55,9 @@ def step_shapes(run: RunConfig, target: TargetConfig, mesh: Mesh) -> tuple[Any, 
     d, f32 = target.hidden_size, jnp.float32
     features = (given(jnp.bfloat16, d), given(jnp.bfloat16, len(run.tap_ids) * d), given(f32))
     tokens = given(jnp.int32), given(jnp.bool_), given(jnp.int32), given(jnp.int32)
-    batch: Any = TokenBatch[Any](*tokens, features if run.cache_features else None)
-    step = jit_step(step_config(run, graph, target_graph, tx), shardings(state, mesh), mesh)
+    batch: Any = TokenBatch[Any](*tokens, features if run.reads_features else None)
+    attention = choose_attention(run, target, jnp.bfloat16, mesh)
+    step = jit_step(step_config(run, graph, target_graph, tx, attention), shardings(state, mesh), mesh)
     return step, (lay(state), lay(frozen), lay(target_params), batch)
 
 
@@ -124,10 +81,11 @@ def takes_memory(run: RunConfig, target: TargetConfig, mesh: Mesh, arguments: in
     size = 2 if run.compute_dtype == "bfloat16" else 4
     passes = drafter.num_layers if run.kind == "dspark" else run.block_size
     inner = 8 * target.hidden_size + 4 * drafter.intermediate_size // tensor
-    scores = 1 if run.remat or run.attention_chunk else passes
+    plain = choose_attention(run, target, jnp.bfloat16, mesh) == "plain"
+    scores = plain * (1 if run.remat or run.attention_chunk else passes)
     per_block = run.block_size if run.kind == "dspark" else 1
     found = [
-        (6 * rows * heads * queries * t, f"scores of {queries} of the target's queries: lower query_chunk"),
+        (6 * plain * rows * heads * queries * t, f"scores of {queries} of the target's queries: lower query_chunk"),
         (
             6 * scores * rows * heads * anchors * per_block * t,
             f"scores of {anchors} anchors: lower attention_chunk",
@@ -170,7 +128,11 @@ class Plan:
         if run.kind != "mtp":
             check_taps(run.tap_ids, target.num_layers)
         shape = " x ".join(f"{n} {axis}" for axis, n in mesh.shape.items())
-        console.print(f"{run.kind} for {run.target} on {self.topology}, {mesh.size} chips as {shape}", highlight=False)
+        console.print(
+            f"{run.kind} for {run.target} on {self.topology}, {mesh.size} chips as {shape}, "
+            f"{choose_attention(run, target, jnp.bfloat16, mesh)} attention",
+            highlight=False,
+        )
         jax.config.update("jax_exec_time_optimization_effort", self.effort)
         jax.config.update("jax_memory_fitting_effort", self.effort)
         started = time.perf_counter()
@@ -193,7 +155,12 @@ class Plan:
         text = compiled.as_text()
         if self.hlo:
             Path(self.hlo).write_text(text)
-        console.print(table(run, target, mesh, chip, compiled.memory_analysis(), count(text)))
+        counts = count(text)
+        for (name, read), times in counts.kernels.items():
+            flops, moved = splash_cost(name, read, run.seq_len)
+            counts.flops += times * flops
+            counts.bytes += times * moved
+        console.print(table(run, target, mesh, chip, compiled.memory_analysis(), counts))
         console.print(f"in {time.perf_counter() - started:.0f} s, at XLA's effort {self.effort:g}", highlight=False)
         return True
 

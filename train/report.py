@@ -11,11 +11,12 @@ import jax
 from rich.console import Console
 from tensorboardX import SummaryWriter
 
+from dspark_jax.chips import peak_flops
 from dspark_jax.models.config import TargetConfig
 from dspark_jax.whole_file import whole_file
 from train.config import RunConfig
 from train.distributed import is_main
-from train.flops import model_flops, peak_flops
+from train.flops import model_flops
 
 
 class Report:

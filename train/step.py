@@ -13,14 +13,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dspark_jax.drafters.kinds import AnyDrafter
-from dspark_jax.models.cache import mix
-from dspark_jax.models.chunks import in_chunks
 from dspark_jax.models.decoder import Decoder
 from dspark_jax.models.rope import rotation
 from dspark_jax.sharding import by_rows, constrain
 from train.accumulate import accumulated
 from train.anchors import block_labels, sample_anchors
 from train.losses import Labels, LossWeights, Predictions, at_rows, dspark_loss, target_table
+from train.packed_attention import Attention, PackedAttention
 
 Array = TypeVar("Array", jax.Array, np.ndarray)
 
@@ -44,51 +43,28 @@ class TokenBatch(Generic[Array]):
     features: tuple[Array, Array, Array] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class PackedAttention:
-    """The cache of a training pass: stores nothing, attends causally inside each document.
-
-    Attributes:
-      segments: [b, t] document of every token; chunk: queries of a row whose scores exist at once, a divisor of t, or 0
-        for all.
-    """
-
-    segments: jax.Array
-    chunk: int = 0
-
-    def attend(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array):
-        b, t = positions.shape
-        keys, values, column = k.swapaxes(1, 2), v.swapaxes(1, 2), jnp.arange(t)
-
-        def some(queries) -> jax.Array:
-            q, segments, row = queries
-            causal = row[..., None] >= column
-            return mix(q, keys, values, causal & (segments[..., None] == self.segments[:, None]))
-
-        queries = q, self.segments, jnp.broadcast_to(column, (b, t))
-        if not self.chunk:
-            return some(queries), self
-        split, join = in_chunks(t, self.chunk)
-        return join(jax.lax.map(some, jax.tree.map(split, queries))), self
-
-
 def target_features(
-    target: Decoder, batch: TokenBatch, tap_ids: tuple[int, ...], query_chunk: int = 0, scan_layers: bool = False
+    target: Decoder,
+    batch: TokenBatch,
+    tap_ids: tuple[int, ...],
+    query_chunk: int = 0,
+    scan_layers: bool = False,
+    attention: Attention = "plain",
 ) -> tuple[jax.Array, jax.Array]:
     """Final hidden states [b, t, d] and taps [b, t, m * d] of packed documents, without gradient.
 
     Args:
-      query_chunk: queries of a row, a divisor of t, whose scores exist at once; 0 is all.
+      query_chunk, attention: see `PackedAttention`.
       scan_layers: run the layers as one loop, on a copy of their parameters: compiles as fast as one layer.
     """
-    attention = PackedAttention(batch.segments, query_chunk)
+    cache = PackedAttention(batch.segments, query_chunk, attention)
     run = _scanned if scan_layers else Decoder.__call__
-    hidden, taps, *_ = run(target, batch.tokens, batch.positions, attention, tap_ids)
+    hidden, taps, *_ = run(target, batch.tokens, batch.positions, cache, tap_ids)
     return jax.lax.stop_gradient((hidden, taps))
 
 
 def _scanned(
-    target: Decoder, tokens: jax.Array, positions: jax.Array, attention: PackedAttention, tap_ids: tuple[int, ...]
+    target: Decoder, tokens: jax.Array, positions: jax.Array, cache: PackedAttention, tap_ids: tuple[int, ...]
 ) -> tuple[jax.Array, jax.Array]:
     """`Decoder.__call__` with its layers as one loop."""
     x = target.embed(tokens)
@@ -102,7 +78,7 @@ def _scanned(
 
     def body(carry, layer):
         (x, taps), (params, slot) = carry, layer
-        x, _ = nnx.merge(graphs[0], params)(x, 0, positions, *turn, attention)
+        x, _ = nnx.merge(graphs[0], params)(x, 0, positions, *turn, cache)
         return (x, taps.at[slot].set(x)), None
 
     (x, taps), _ = jax.lax.scan(body, (x, taps), (stacked, jnp.array(slots)))
@@ -123,6 +99,7 @@ def drafter_loss(
     normalizers: jax.Array | None = None,
     attention_chunk: int = 0,
     remat: bool = False,
+    attention: Attention = "plain",
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Loss of a drafter on blocks at `anchors` [b, a] (kept where `keep`), given the target's hidden states and taps.
 
@@ -130,7 +107,7 @@ def drafter_loss(
       share_targets: compute the target's distribution once a position ([b, t, draft_rows] in memory) instead of once a
         block position; less work when anchors * g exceeds the sequence.
       normalizers: [b, t] of the target's logits, where they are known; see `train.losses.Labels`.
-      attention_chunk, remat: see `DSpark.blocks`.
+      attention_chunk, remat: see `DSpark.blocks`; attention: of `train.attention.choose_attention`.
 
     Returns:
       The loss and metrics: the three terms, acceptance by position, expected accepted length, confidence error.
@@ -139,7 +116,7 @@ def drafter_loss(
     index, labels, mask = block_labels(batch.tokens, batch.supervised, batch.segments, anchors, keep, g)
     read = hidden if drafter.config.reads_final_hidden else taps
     packed = batch.positions, batch.segments
-    out = by_rows(drafter.blocks(target, batch.tokens, read, anchors, *packed, attention_chunk, remat))
+    out = by_rows(drafter.blocks(target, batch.tokens, read, anchors, *packed, attention_chunk, remat, attention))
     previous = jnp.concatenate(
         [jnp.take_along_axis(batch.tokens, anchors, axis=1)[..., None], labels[..., :-1]], axis=-1
     )
@@ -216,6 +193,7 @@ class StepConfig:
     remat: bool = False
     compute_dtype: str = "float32"
     scan_layers: bool = False
+    attention: Attention = "plain"
 
 
 def _cast(tree: Any, dtype: str) -> Any:
@@ -250,7 +228,9 @@ def _gradients(
     decoder = nnx.merge(config.target_graph, target)
     if batch.features is None:
         with jax.named_scope("target"):
-            hidden, taps = target_features(decoder, batch, config.tap_ids, config.query_chunk, config.scan_layers)
+            hidden, taps = target_features(
+                decoder, batch, config.tap_ids, config.query_chunk, config.scan_layers, config.attention
+            )
         normalizers = None
     else:
         hidden, taps = (x.astype(decoder.dtype) for x in batch.features[:2])
@@ -262,6 +242,7 @@ def _gradients(
         return drafter_loss(
             drafter, decoder, batch, hidden, taps, anchors, keep,
             config.weights, config.chunk, config.share_targets, normalizers, config.attention_chunk, config.remat,
+            config.attention,
         )  # fmt: skip
 
     gradient, metrics = jax.grad(loss, has_aux=True)(params)

@@ -125,6 +125,7 @@ class Autoregressive(DraftVocabulary):
         segments: jax.Array,
         attention_chunk: int = 0,
         remat: bool = False,
+        attention: str = "plain",
     ) -> jax.Array:
         """Training-time test (arXiv 2503.01840, section 3.2): blocks at sampled anchors, on the drafter's own states.
 
@@ -134,7 +135,7 @@ class Autoregressive(DraftVocabulary):
         Args:
           tokens: [b, t]; read: [b, t, m * d] taps or [b, t, d] final hidden states; anchors: [b, a] indices into t;
             positions, segments: [b, t] position in its document and document number of every token.
-          attention_chunk: anchors of a row whose attention scores exist at once; 0 is all.
+          attention_chunk, attention: see `block_mix`.
           remat: keep the states of each step for the backward pass, and compute the rest again there.
 
         Returns:
@@ -145,8 +146,7 @@ class Autoregressive(DraftVocabulary):
         k, v = self.layer.attention.context(self.enter(following, states)[1])
         k = rotate(k, *self._rotation(positions))
         at = lambda x: jnp.take_along_axis(x, anchors, axis=1)  # noqa: E731
-        row = jnp.arange(tokens.shape[1])
-        seen = (row < anchors[..., None] - 1) & (segments[:, None] == at(segments)[..., None])
+        seen = anchors - 1, at(segments)
         state = jnp.take_along_axis(states, jnp.maximum(anchors - 1, 0)[..., None], axis=1)
         # A document's first token has no state before it.
         state = jnp.where(at(positions)[..., None] > 0, state, 0)
@@ -159,7 +159,7 @@ class Autoregressive(DraftVocabulary):
             turn = self._rotation(at(positions)[..., None] - 1 + step)
             keys, values = (*keys, rotate(own_key, *turn)), (*values, own_value)
             own = jnp.concatenate(keys, axis=2), jnp.concatenate(values, axis=2)
-            mixed = block_mix(rotate(q, *turn), k, v, *own, seen, attention_chunk)
+            mixed = block_mix(rotate(q, *turn), k, v, segments, *own, *seen, attention_chunk, attention)
             return self.layer.finish(x[:, :, None], mixed)[:, :, 0], keys, values
 
         outputs, keys, values = [], (), ()

@@ -143,6 +143,7 @@ class DSpark(DraftVocabulary):
         segments: jax.Array,
         attention_chunk: int = 0,
         remat: bool = False,
+        attention: str = "plain",
     ) -> jax.Array:
         """Training forward: independent blocks at sampled anchors.
 
@@ -150,7 +151,7 @@ class DSpark(DraftVocabulary):
           tokens: [b, t]; taps: [b, t, m * d]; anchors: [b, a] indices into t; positions, segments: [b, t] position in
             its document and document number of every token. A block sees the context of its own document strictly
             before the anchor, and itself.
-          attention_chunk: anchors of a row whose attention scores exist at once; 0 is all.
+          attention_chunk, attention: see `block_mix`.
           remat: keep one array a layer for the backward pass, and compute the rest again there.
 
         Returns:
@@ -165,15 +166,15 @@ class DSpark(DraftVocabulary):
         features = self.context(taps)
         context_rotation = rotation(c.rope, c.head_dim, positions)
         block_rotation = rotation(c.rope, c.head_dim, at(positions)[..., None] + jnp.arange(width))
-        index = jnp.arange(tokens.shape[1])
-        seen = (index < anchors[..., None]) & (segments[:, None] == at(segments)[..., None])
+        documents = at(segments)
 
         def run(layer: DraftLayer, x: jax.Array, features: jax.Array) -> jax.Array:
             k, v = layer.attention.context(features)
             q, k_block, v_block = layer.attention.split(layer.attention_norm(x))
             q, k_block = rotate(q, *block_rotation), rotate(k_block, *block_rotation)
             k = rotate(k, *context_rotation)
-            return layer.finish(x, block_mix(q, k, v, k_block, v_block, seen, attention_chunk))
+            own = k_block, v_block, anchors, documents
+            return layer.finish(x, block_mix(q, k, v, segments, *own, attention_chunk, attention))
 
         for i, layer in enumerate(self.layers):
             with jax.named_scope(f"draft_layer_{i}"):

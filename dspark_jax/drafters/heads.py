@@ -41,15 +41,7 @@ class MarkovHead(nnx.Module):
 
     def block(self, previous: jax.Array, hidden: jax.Array) -> jax.Array:
         """Teacher-forced latents of whole blocks: previous [..., g], hidden [..., g, d] -> [..., g, r]."""
-        state = self.initial_state(previous.shape[:-1], hidden.dtype)
-
-        def body(state, inputs):
-            previous, hidden = inputs
-            latent, state = self.step(previous, hidden, state)
-            return state, latent
-
-        steps = (jnp.moveaxis(previous, -1, 0), jnp.moveaxis(hidden, -2, 0))
-        return jnp.moveaxis(jax.lax.scan(body, state, steps)[1], 0, -2)
+        return self.step(previous, hidden, self.initial_state(previous.shape, hidden.dtype))[0]
 
 
 class GatedMarkovHead(MarkovHead):
@@ -76,7 +68,17 @@ class RNNHead(MarkovHead):
         return jnp.zeros((*shape, self.rank), dtype)
 
     def step(self, previous, hidden, state):
-        z = jnp.concatenate([state, self.embed(previous).astype(hidden.dtype), hidden], axis=-1)
+        return self.advance(self.embed(previous), hidden, state)
+
+    def block(self, previous, hidden):
+        # Embedded at once: the gradient of the table is then one scatter, not one a position.
+        steps = jnp.moveaxis(self.embed(previous), -2, 0), jnp.moveaxis(hidden, -2, 0)
+        state = self.initial_state(previous.shape[:-1], hidden.dtype)
+        return jnp.moveaxis(jax.lax.scan(lambda s, x: self.advance(*x, s)[::-1], state, steps)[1], 0, -2)
+
+    def advance(self, embedded: jax.Array, hidden: jax.Array, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Latent [..., r] of one position and the next state, for W1 rows [..., r] of the previous token."""
+        z = jnp.concatenate([state, embedded.astype(hidden.dtype), hidden], axis=-1)
         gate, candidate, output = jnp.split(self.joint(z), 3, axis=-1)
         gate = jax.nn.sigmoid(gate)
         return jnp.tanh(output), gate * state + (1 - gate) * jnp.tanh(candidate)

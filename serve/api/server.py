@@ -20,7 +20,8 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: Starlette, *, drain_seconds: float = 60.0, **options: Any):
         """`options` are those of uvicorn's Config."""
-        defaults = {"access_log": False, "log_config": None, "timeout_graceful_shutdown": 5, "lifespan": "on"}
+        # Idle connections are kept for longer than clients keep them, so that none is closed as a request sets out.
+        defaults = {"timeout_keep_alive": 75, "timeout_graceful_shutdown": 5, "access_log": False, "log_config": None}
         super().__init__(uvicorn.Config(app, **defaults | options))
         self.serving, self.drain_seconds = app.state.serving, drain_seconds
         self._deadline: float | None = None

@@ -232,7 +232,7 @@ class Runner:
             computed=jnp.zeros(s, jnp.int32),
             finish=jnp.full(s, Finish.EMPTY, jnp.int8),
             drafts=jnp.zeros((s, g), jnp.int32),
-            probs=jnp.zeros((s, g, drafter.config.draft_rows if drafter else 1), jnp.float32),
+            probs=jnp.zeros((s * g, drafter.config.draft_rows if drafter else 1), jnp.float32),
             confidence=jnp.zeros((s, g), jnp.float32),
             pages=(),
             draft_pages=(),

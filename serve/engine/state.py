@@ -57,15 +57,15 @@ class Terms:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Slots:
-    """All requests on the device; every leaf but the pages has the slots as its first axis.
+    """All requests on the device; every leaf but the pages and `probs` has the slots as its first axis.
 
     Attributes:
       tokens: [s, positions]; the token at position i stands in column i.
       length: [s] tokens known; the anchor stands at length - 1.
       computed: [s] positions whose keys and values are there.
       finish: [s] `Finish` codes.
-      drafts: [s, g] of the block drafted last; probs: [s, g, draft_rows] what they were drawn from; confidence: [s, g]
-        logits.
+      drafts: [s, g] of the block drafted last; confidence: [s, g] logits; probs: [s * g, draft_rows] what they were
+        drawn from, in rows, since a row of three axes cannot be read without the rest on a TPU.
       pages, draft_pages: of target and drafter, see `PagedCache`.
     """
 

@@ -121,7 +121,7 @@ def draft(plan: Plan, params, slots: Slots, order: jax.Array, page_indices: jax.
     )
     return slots.replace(
         drafts=slots.drafts.at[at].set(proposal.tokens),
-        probs=slots.probs.at[at].set(proposal.probs),
+        probs=slots.probs.at[at[:, None] * plan.block_size + jnp.arange(plan.block_size)].set(proposal.probs),
         confidence=slots.confidence.at[at].set(proposal.confidence_logits),
         draft_pages=cache.pages,
     ).settled()
@@ -250,11 +250,11 @@ def _verify(
         p = distribution(logits, terms.sampling)
         ids = drafter.rows if drafter else None
         at = draft if ids is None else jnp.minimum(jnp.searchsorted(ids, draft), len(ids) - 1)
-        chance = p[jnp.arange(len(slot)), draft] / jnp.maximum(slots.probs[slot, k, at], jnp.finfo(p.dtype).tiny)
+        chance = p[jnp.arange(len(slot)), draft] / jnp.maximum(slots.probs[slot * g + k, at], jnp.finfo(p.dtype).tiny)
         keys = slot_key(terms.keys, position[slot], Purpose.ACCEPT, row.within)
         accepted = prefix(jax.vmap(jax.random.uniform)(keys) < jnp.minimum(chance, 1))
         rejected = accepted < decode - 1
-        q = spread(slots.probs[order, jnp.minimum(accepted, g - 1)], ids, logits.shape[-1])
+        q = spread(slots.probs[order * g + jnp.minimum(accepted, g - 1)], ids, logits.shape[-1])
         purpose = jnp.where(rejected, Purpose.RESIDUAL, Purpose.BONUS)
         keys = slot_key(slots.terms.keys[order], position[order], purpose, accepted)
         return accepted, choose(residual(p[last(accepted)], q, rejected), keys)

@@ -30,7 +30,7 @@ class Fake:
         self.asked, self.busy, self.most, self.recompiles = [], 0, 0, 0
         routes = [
             Route("/v1/models", lambda _: JSONResponse({"data": [{"id": "small"}]})),
-            Route("/metrics", lambda _: PlainTextResponse(f"dspark_recompiles_total {self.recompiles}.0\n")),
+            Route("/metrics", lambda _: PlainTextResponse(f"dspark_recompiles {self.recompiles}.0\n")),
             Route("/v1/chat/completions", self.complete, methods=["POST"]),
         ]
         listener = socket.create_server(("127.0.0.1", 0))

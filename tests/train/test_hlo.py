@@ -6,10 +6,11 @@ import jax
 import pytest
 
 from configs import tiny, tiny_eagle3, tiny_mtp
+from dspark_jax.hlo import count
 from dspark_jax.models.config import TargetConfig
+from dspark_jax.models.splash import tiles_at_most
 from dspark_jax.sharding import make_mesh
-from train.flops import model_flops
-from train.hlo import count
+from train.flops import model_flops, splash_cost
 from train.plan import step_shapes
 
 PROGRAM = """HloModule jit_step, entry_computation_layout={(f32[8,16]{1,0})->f32[8,16]{1,0}}
@@ -66,6 +67,33 @@ def test_the_trip_count_that_xla_found_is_taken():
     assert count(known).flops == 7 / 5 * count(PROGRAM).flops
     with pytest.raises(ValueError, match="how often a loop runs"):
         count(PROGRAM.replace("constant(10)", "parameter(1)"))
+
+
+KERNEL = """ENTRY %main (q: bf16[4,384,128]) -> bf16[4,384,128] {
+  %q = bf16[4,384,128] parameter(0)
+  %k = bf16[2,1024,128] parameter(1)
+  %runs = s32[1,1,2] parameter(2)
+  ROOT %splash_mha_dq_segmented.3 = bf16[4,384,128] custom-call(%runs, %q, %k, %k), custom_call_target="tpu_custom_call"
+}
+"""
+
+
+def test_kernels_are_told_apart_and_counted_by_their_tiles():
+    counts = count(KERNEL)
+    ((name, read), times) = counts.kernels.popitem()
+    assert times == 1 and counts.flops == 0
+    # One tile of 384 queries, and two of 512 keys: blocks at the end of 512 positions see these and their own keys.
+    flops, moved = splash_cost(name, read, 512)
+    assert flops == 4 * 3 * 2 * 384 * 1024 * 128
+    assert moved == 4 * (2 * 2 * 512 * 128 * 2 + 384 * 2 * 128 * 4)
+    with pytest.raises(ValueError, match="what it does is not known"):
+        splash_cost("ragged_paged_attention", read, 512)
+
+
+def test_tiles_at_most():
+    assert tiles_at_most(4096, 4096, 4096) == (36, 512, 512)
+    # Blocks of 7 at 512 anchors: eight tiles of context, and one of the seven of blocks.
+    assert tiles_at_most(3584, 7680, 4096) == (7 * 9, 512, 512)
 
 
 def test_batches_of_products_written_as_dilated_convolutions():

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from dspark_jax.drafters import Eagle3, Eagle3Config
+from dspark_jax.models.splash import splash_attention
 from train.data import Document, Piece, pack
 from train.losses import LossWeights
 from train.step import StepConfig, gradients
@@ -65,6 +66,17 @@ def test_they_change_nothing_but_rounding(compute, plain):
     # Scores of all queries of the target, and of all anchors of the drafter.
     for scores in (f"2x2x2x{T}x{T}xf32", f"2x2x2x{ANCHORS}x{slots}x{T}xf32"):
         assert scores in text and scores not in chunked
+
+
+@pytest.mark.slow
+def test_splash_attention_changes_nothing_but_rounding(compute, plain, monkeypatch):
+    interpreted = partial(splash_attention, interpret=True)
+    for module in ("dspark_jax.drafters.layer", "train.packed_attention"):
+        monkeypatch.setattr(f"{module}.splash_attention", interpreted)
+    gradient, metrics, *_ = plain
+    other_gradient, other, *_ = compute(attention="splash", remat=True, scan_layers=True)
+    close = partial(np.testing.assert_allclose, atol=TOLERANCE, rtol=TOLERANCE)
+    jax.tree.map(close, (other_gradient, other), (gradient, metrics))
 
 
 def test_bfloat16_computes_nearly_the_same(compute, plain):

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from configs import tiny
 from dspark_jax.checkpoints.target import load_target_config
+from dspark_jax.hlo import Array, Counts
 from dspark_jax.models.config import TargetConfig
 from dspark_jax.sharding import make_mesh
-from train.hlo import Array, Counts
 from train.plan import Plan, logits_at_once, takes_memory, topology
 
 TARGET = TargetConfig.from_hf(tiny.TARGET)

@@ -63,14 +63,18 @@ def losses(out):
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one(tmp_path, tiny_directory):
+@pytest.mark.parametrize("source", [(), ("--cache-features",)], ids=["live", "cached"])
+def test_two_processes_train_as_one(tmp_path, tiny_directory, source):
     write_answers(tmp_path / "answers.jsonl")
     alone, both = tmp_path / "alone", tmp_path / "both"
-    process = train(tiny_directory, alone, 8)
+    process = train(tiny_directory, alone, 8, *source)
     said = process.communicate(timeout=900)[0].decode()
     assert process.returncode == 0, said
-    spoken, silent = together(tiny_directory, both)
-    assert "exported" in spoken and "step" not in silent
+    spoken, silent = together(tiny_directory, both, *source)
+    assert "exported" in spoken and "step" not in silent and "features" not in silent
+    one, two = ([path.name for path in sorted(out.glob("features/*.array_record"))] for out in (alone, both))
+    # The four devices along data and fsdp write shards of their own, two of them in each process.
+    assert one == two and len(one) == (4 if source else 0)
     assert len(losses(alone)) == 4
     np.testing.assert_allclose(losses(both), losses(alone), rtol=1e-5)
     one, two = (load_file(out / "drafter" / "model.safetensors") for out in (alone, both))

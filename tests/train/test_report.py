@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 from tensorboardX.proto.event_pb2 import Event
 
+from dspark_jax import chips
 from train import flops
 from train.loop import Trainer
 
@@ -37,7 +38,7 @@ def events(file):
 
 
 def test_metrics_are_told_everywhere(start, monkeypatch, capsys):
-    monkeypatch.setitem(flops.PEAKS, jax.devices()[0].device_kind, 1e12)
+    monkeypatch.setitem(chips.PEAKS, jax.devices()[0].device_kind, 1e12)
     trainer = start(log_every=1)
     trainer.train(until=3)
     one, two, three = lines(trainer)
@@ -57,7 +58,7 @@ def test_metrics_are_told_everywhere(start, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("kind", "peak"), [("NVIDIA H100 80GB HBM3", 989e12), ("TPU v5 lite", 197e12), ("cpu", None)])
 def test_peaks_go_by_the_device(kind, peak):
-    assert flops.peak_flops(type("Device", (), {"device_kind": kind})) == peak
+    assert chips.peak_flops(type("Device", (), {"device_kind": kind})) == peak
 
 
 def test_the_batch_that_breaks_a_run_is_kept(tiny_run, disk_target, tmp_path):

@@ -57,7 +57,7 @@ def cached_documents(
     """
     directory, files = Path(directory), find_files(paths)
     directory.mkdir(parents=True, exist_ok=True)
-    with _locked(directory / "lock"):
+    with locked(directory / "lock"):
         note = _read_note(directory, _identity(reader))
         here = [_known(path, None) for path in files]
         _check_files(directory, note, files, here)
@@ -193,7 +193,7 @@ def _size(directory: Path, name: str) -> int:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -158,7 +158,7 @@ def blocks(tokenizer, text, size=1, reason="length"):
 
 def raw(served: Served, method: str, path: str, body: bytes | str | None = None, **headers):
     """Status, headers and body."""
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=600)
     connection.request(method, path, body, headers)
     reply = connection.getresponse()
     told = reply.status, reply.headers, reply.read()

@@ -178,3 +178,13 @@ def test_a_page_that_is_not_held_cannot_be_released():
     pool.release(pages[:1])  # still in use by the page behind it
     with pytest.raises(AssertionError, match="not held"):
         pool.release(pages[:1])
+
+
+def test_a_duplicate_stays_private_and_what_is_behind_it_is_found():
+    pool = PagePool(4, 2)
+    first, second = pool.allocate(1), pool.allocate(2)
+    pool.share([1, 2], first)
+    pool.share([1, 2, 3, 4], second)
+    pool.release(second)
+    assert (pool.free, pool.cached) == (2, 1)
+    assert pool.match([1, 2, 3, 4, 5]) == ([first[0], second[1]], 4)

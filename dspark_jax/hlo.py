@@ -17,6 +17,12 @@ FREE = {
 }  # fmt: skip
 """What moves no bytes by itself."""
 
+AHEAD = {"copy-start": 0, "slice-start": 1, "dynamic-slice-start": 1}
+"""Copies that run beside other work, and where in their result the destination stands."""
+
+UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
+"""What writes a part of its first operand in place, and which operand is written."""
+
 ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\](?:\{([^}]*)\})?")
 NAME = re.compile(r"%?([A-Za-z_][\w.\-]*)")
 CALLED = re.compile(r"\b(?:calls|body|to_apply|branch_computations)=(?:\{([^}]*)\}|%?([\w.\-]+))")
@@ -39,6 +45,7 @@ class Array:
 class Instruction:
     """A line of HLO, `name = arrays kind(value), attributes`, where `value` lists operands, or is a number."""
 
+    name: str
     arrays: tuple[Array, ...]
     kind: str
     operands: tuple[str, ...]
@@ -68,6 +75,8 @@ class Counts:
       flops: of products; bytes: read from and written to HBM.
       collectives: how many of each kind; sizes: bytes of their larger sides; wire: bytes that a device sends
         for them, in rings.
+      kernels: calls of Pallas kernels, by name and the arrays they read; what they do inside is not in `flops`, and
+        `bytes` has their operands and results once.
       arrays: every array of the program.
     """
 
@@ -76,6 +85,7 @@ class Counts:
     collectives: Counter[str] = dataclasses.field(default_factory=Counter)
     sizes: Counter[str] = dataclasses.field(default_factory=Counter)
     wire: float = 0
+    kernels: Counter[tuple[str, tuple[Array, ...]]] = dataclasses.field(default_factory=Counter)
     arrays: set[Array] = dataclasses.field(default_factory=set)
 
 
@@ -90,11 +100,11 @@ def parse(text: str) -> tuple[dict[str, Computation], str]:
         elif line.startswith(" ") and " = " in line:
             left, right = line.strip().split(" = ", 1)
             name = left.removeprefix("ROOT ").removeprefix("%")
-            current[name] = _instruction(right, current, name != left.removeprefix("%"))
+            current[name] = _instruction(name, right, current, name != left.removeprefix("%"))
     return computations, entry
 
 
-def _instruction(text: str, earlier: Computation, root: bool) -> Instruction:
+def _instruction(name: str, text: str, earlier: Computation, root: bool) -> Instruction:
     middle = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
     start = text.index("(", middle)
     end = _closing(text, start)
@@ -104,7 +114,7 @@ def _instruction(text: str, earlier: Computation, root: bool) -> Instruction:
         for type, dims, layout in ARRAY.findall(text[:middle])
     )
     operands = tuple(name for name in NAME.findall(value) if name in earlier)
-    return Instruction(arrays, text[middle:start].strip(), operands, value, text[end + 1 :], root)
+    return Instruction(name, arrays, text[middle:start].strip(), operands, value, text[end + 1 :], root)
 
 
 def _closing(text: str, start: int) -> int:
@@ -134,6 +144,9 @@ def count(text: str) -> Counts:
         kind = instruction.kind.removesuffix("-start")
         if kind in ("dot", "convolution"):
             counts.flops += times * _product(instruction, here)
+        elif kind == "custom-call" and '"tpu_custom_call"' in attributes:
+            read = tuple(array for operand in instruction.operands for array in here[operand].arrays)
+            counts.kernels[instruction.name.split(".")[0], read] += times
         elif kind in COLLECTIVES and not channels & (channel := {*_numbers(r"channel_id=(\d+)", attributes)}):
             # Spread over several fusions, each of which computes something meanwhile, it is still one.
             channels |= channel
@@ -254,6 +267,10 @@ def _moved(instruction: Instruction, here: Computation, computations: dict[str, 
     kind = instruction.kind
     if kind in FREE or kind.endswith("-done"):
         return 0
+    if kind in AHEAD:
+        # Of the result, the source once more, the destination, and a flag.
+        source, into = here[instruction.operands[0]].arrays[0], instruction.arrays[AHEAD[kind]]
+        return into.bytes * ((not source.fast) + (not into.fast))
     passed = re.search(r"output_to_operand_aliasing=\{(.*?\))\}", instruction.attributes)
     pairs = re.findall(r"\{(\d*)\}: \((\d+)", passed[1]) if passed else []
     read = [here[operand].bytes for operand in instruction.operands]
@@ -264,8 +281,8 @@ def _moved(instruction: Instruction, here: Computation, computations: dict[str, 
         written -= 0 if array.fast else array.bytes
     if kind in SLICES:
         return 2 * written
-    if kind == "dynamic-update-slice":
-        return 2 * read[1]
+    if kind in UPDATES:
+        return 2 * read[UPDATES[kind]]
     if kind == "fusion":
         inside = computations[instruction.called[0]]
         for name, parameter in inside.items():
@@ -274,8 +291,8 @@ def _moved(instruction: Instruction, here: Computation, computations: dict[str, 
             index = int(parameter.value) if users and every == len(users) else 0
             if users and every == len(users) and all(i.kind in SLICES for i in users):
                 read[index] = min(read[index], sum(a.bytes for i in users for a in i.arrays))
-            elif users and every == len(users) and all(i.kind == "dynamic-update-slice" for i in users):
+            elif users and every == len(users) and all(i.kind in UPDATES for i in users):
                 # Updated in place: what is written is the slice, and nothing else of the array is read.
-                written += sum(a.bytes for i in users for a in inside[i.operands[1]].arrays) - read[index]
+                written += sum(a.bytes for i in users for a in inside[i.operands[UPDATES[i.kind]]].arrays) - read[index]
                 read[index] = 0
     return max(written, 0) + sum(read)
