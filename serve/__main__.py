@@ -15,6 +15,7 @@ from rich.progress import Progress
 from dspark_jax.calibration.calibration import read_calibration
 from dspark_jax.calibration.fingerprint import drafter_fingerprint
 from dspark_jax.checkpoints.default import DEFAULT_TARGET
+from dspark_jax.cli.mistakes import told_in_one_line
 from dspark_jax.cli.models import ModelOptions, progress
 from dspark_jax.scheduling import Fixed, Gate, LaggedCapacity, Plain, Policy, StepCosts, Threshold
 from dspark_jax.sharding import make_mesh
@@ -61,7 +62,7 @@ class Serve:
     def run(self) -> None:
         """Loads, compiles, measures and serves until it is told to stop."""
         log_to_stderr(self.json_logs)
-        listener = socket.create_server((self.host, self.port))  # a port that is taken is told before minutes of work
+        listener = self.bound()
         mesh = make_mesh((1, 1, self.tensor), jax.devices()[: self.tensor]) if self.tensor > 1 else None
         target, drafter = ModelOptions(self.target, self.drafter if self.policy != "none" else "none").load(mesh)
         if target.tokenizer is None:
@@ -72,6 +73,7 @@ class Serve:
             scaling = read_calibration(self.calibration).scaling_for(g, drafter_fingerprint(drafter))
         metrics = Metrics()
         engine = ServeEngine(target.model, drafter, self.engine, scaling=scaling, gauges=metrics, mesh=mesh)
+        metrics.watch(engine)
         with Progress(console=progress) as bar:
             task = bar.add_task("compiling and measuring programs", total=None)
             costs = engine.warm_up(lambda done, all: bar.update(task, completed=done, total=all))
@@ -84,6 +86,13 @@ class Serve:
         logging.info("serving on http://%s:%d", *listener.getsockname()[:2])
         Server(app, drain_seconds=self.drain_seconds).run(sockets=[listener])
         engine.stop()
+
+    def bound(self) -> socket.socket:
+        """The address, held so that one that is taken is told before minutes of work; it refuses until all is ready."""
+        listener = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((self.host, self.port))
+        return listener
 
     def chosen(self, costs: StepCosts) -> Policy:
         """The policy asked for, on this machine's costs."""
@@ -116,4 +125,6 @@ def log_to_stderr(as_json: bool) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(Serve, prog="python -m serve").run()
+    serve = tyro.cli(Serve, prog="python -m serve")
+    with told_in_one_line("python -m serve"):
+        serve.run()

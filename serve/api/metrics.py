@@ -67,20 +67,24 @@ class Metrics:
         self.verified.inc(now.verified - before.verified)
         self.accepted.inc(now.accepted - before.accepted)
 
-    def set(self, engine: ServeEngine, flight: Flight, results: Results) -> None:
-        """Sets the gauges to what a step of the engine was."""
-        scheduler, launch = engine.scheduler, flight.launch
-        running, places = len(scheduler.running), launch.rows + launch.extra
-        used = int((results.count > 0).sum() + results.verified.sum() + flight.step.prefill.sum())
-        self.running.set(running)
-        self.waiting.set(max(engine.live - running, 0))
+    def watch(self, engine: ServeEngine) -> None:
+        """Takes from an engine, whenever metrics are asked for, what is true between its steps too."""
+        scheduler = engine.scheduler
+        self.running.set_function(lambda: len(scheduler.running))
+        self.waiting.set_function(lambda: max(engine.live - len(scheduler.running), 0))
         self.pages.set(scheduler.pool.total)
-        self.pages_used.set(scheduler.pool.used)
+        self.pages_used.set_function(lambda: scheduler.pool.used)
+        self.preemptions.set_function(lambda: scheduler.preemptions)
+        self.recompiles.set_function(lambda: engine.runner.programs - engine.counts.compiled)
+
+    def set(self, engine: ServeEngine, flight: Flight, results: Results) -> None:
+        """Sets the other gauges to what a step of the engine was."""
+        launch = flight.launch
+        places = launch.rows + launch.extra
+        used = int((results.count > 0).sum() + results.verified.sum() + flight.step.prefill.sum())
         self.budget.set((launch.rows - len(flight.step.decoding)) * flight.choice.drafted)
         self.bucket.set(places)
         self.padding.set(1 - used / places)
-        self.preemptions.set(scheduler.preemptions)
-        self.recompiles.set(engine.runner.programs - engine.counts.compiled)
 
     def text(self) -> bytes:
         """All of it in Prometheus' text format."""

@@ -112,7 +112,8 @@ class Message(_Strict):
         for call in message.get("tool_calls", ()):
             function = call.get("function")
             if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-                with contextlib.suppress(ValueError):  # a template may still show what is no JSON
+                # A template may still show what is no JSON, or too deep.
+                with contextlib.suppress(ValueError, RecursionError):
                     function["arguments"] = json.loads(function["arguments"])
         return message
 

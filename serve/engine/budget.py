@@ -37,6 +37,15 @@ class Budget:
         self._decide = jax.jit(partial(_decide, policy))
         self._update = jax.jit(policy.update)
 
+    def warm_up(self) -> None:
+        """Compiles what decides; it knows nothing more than before."""
+        known, running, room = self.state, np.ones(len(self._survival), bool), np.zeros(len(self._survival), np.int32)
+        for outcome in (None, Outcome(np.zeros_like(self._survival, np.float32), room, room)):  # pyright: ignore[reportArgumentType]
+            self.choose(running, room)
+            self.update(running, room, outcome)
+        self.enter(0)
+        self.state, self._survival[:] = known, np.nan
+
     def choose(self, running: np.ndarray, room: np.ndarray) -> tuple[bool, int]:
         """Whether to draft for the slots `running` [s], with `room` [s] drafts each, and how many drafts to verify."""
         if isinstance(self._inner, Plain) or not running.any():

@@ -9,7 +9,7 @@ class EngineConfig:
 
     Attributes:
       slots: requests that run at once; max_waiting: that may wait besides.
-      max_length: positions of a request, prompt included; 0 is the target's own limit.
+      max_length: positions of a request, prompt included; 0 is the target's own limit. Fewer if all pages hold fewer.
       page_size: positions a page of the KV pool; pages: 0 is enough for all slots at full length.
       chunk: tokens of prompts a step at most.
       block_size: drafts a round; None is what the drafter was trained for.

@@ -93,6 +93,7 @@ class ServeEngine:
 
     def start(self) -> None:
         """Starts the thread."""
+        self.budget.warm_up()
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
 
@@ -118,19 +119,15 @@ class ServeEngine:
         """See `serve.engine.request.Engine.submit`."""
         check(request, self.target_config, self.max_length)
         limit = min(len(request.prompt) + int(request.max_tokens), self.max_length)
-        if (pages := self.scheduler.most_pages(limit)) > (total := self.scheduler.pool.total):
-            raise ValueError(
-                f"{limit} positions take {pages} pages, and there are {total}. Shorten the prompt, lower max_tokens, "
-                "or give the server more pages."
-            )
-        with self._wake:
-            if not self.healthy or self._live >= self.config.max_waiting + self.config.slots:
-                raise QueueFull(self._live, max(1.0, 0.1 * self._live))
-            self._live += 1
         seed = int(np.random.SeedSequence().generate_state(1, np.uint64)[0]) if request.seed is None else request.seed
         stream = EngineStream(lambda: self._tell(lambda: self._end(sequence, "abort")))
         sequence = Sequence(request, limit, stream, seed)
-        self._tell(lambda: self.scheduler.waiting.append(sequence))
+        with self._wake:  # in one go: whoever ends the engine ends all that it was handed
+            if not self.healthy or self._live >= self.config.max_waiting + self.config.slots:
+                raise QueueFull(self._live, max(1.0, 0.1 * self._live))
+            self._live += 1
+            self._inbox.append(lambda: self.scheduler.waiting.append(sequence))
+            self._wake.notify()
         return stream
 
     def _tell(self, message: Callable[[], None]) -> None:

@@ -103,9 +103,13 @@ class Runner:
         self._plan = Plan(graph, draft_graph, g, config.page_size, scaling and scaling.first(g))
         self._params = params, draft_params, drafter and drafter.draft_head(target)
         self.reach = 1 + (trained + drafter.config.first_slot if drafter else 0)
+        longest = -(-(self.max_length + 2 * self.reach) // config.page_size)
         # The first page is nobody's: padding is written there.
-        self.columns = -(-(self.max_length + 2 * self.reach) // config.page_size)
-        self.pages = config.pages or 1 + config.slots * self.columns
+        self.pages = config.pages or 1 + config.slots * longest
+        self.columns = min(longest, self.pages - 1)
+        self.max_length = min(self.max_length, self.columns * config.page_size - 2 * self.reach)
+        if self.max_length < 2:
+            raise ValueError(f"{self.pages} pages of {config.page_size} positions hold no request; give more pages.")
         most = config.slots * (1 + g)
         if config.rows and config.rows[-1] < most:
             raise ValueError(f"rows must reach {most}, a block and its anchor for every slot; got {config.rows}.")

@@ -178,10 +178,6 @@ class Scheduler:
         self._free.append(sequence.slot)
         self.running.remove(sequence)
 
-    def most_pages(self, limit: int) -> int:
-        """Pages that a request of `limit` positions may take."""
-        return self._pages_for(limit + 2 * self.reach)
-
     def _grow(self, sequence: Sequence) -> None:
         """Pages for all that steps not read yet, and one more, may write."""
         needed = self._pages_for(len(sequence.tokens) + (sequence.ahead + 1) * self.reach)
