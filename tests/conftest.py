@@ -3,8 +3,7 @@
 import dataclasses
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -36,12 +35,9 @@ if PROGRAMS.stat().st_uid == os.getuid():
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
-@contextmanager
-def compiled_quickly() -> Iterator[None]:
-    """Programs that run for milliseconds: most of XLA's passes would cost more than all that they save."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+def pytest_configure(config: pytest.Config) -> None:
+    # Programs of the default tests run for milliseconds: most of XLA's passes would cost more than all that they save.
+    jax.config.update("jax_disable_most_optimizations", "not slow" in config.option.markexpr)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,15 +7,8 @@ from flax import nnx
 
 from dspark_jax import DrafterConfig, DSpark, Generator, Request, load_drafter, save_drafter
 from dspark_jax.calibration import calibrate, drafter_fingerprint, join, record_rounds
-from tests.conftest import compiled_quickly
 
 G = 3
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    with compiled_quickly():
-        yield
 
 
 @pytest.fixture(scope="module")

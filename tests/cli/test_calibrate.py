@@ -100,7 +100,7 @@ def test_mistakes_end_with_exit_code_2_and_a_message(args, message, tmp_path, ca
     assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
-def test_evaluate_records_every_round(golden, tmp_path, monkeypatch, quick_compilation):
+def test_evaluate_records_every_round(golden, tmp_path, monkeypatch):
     monkeypatch.setattr("dspark_jax.cli.models.cache_programs", lambda: None)
     monkeypatch.setattr("dspark_jax.cli.evaluate.prompt_ids", lambda _, text: [1 + ord(c) % 30 for c in text])
     directory = golden("qwen3_dspark_markov").directory

@@ -59,9 +59,7 @@ def test_a_closed_stdin_is_an_empty_prompt(monkeypatch, capsys):
     assert ended.value.code == 2 and "the prompt is empty" in capsys.readouterr().err
 
 
-def test_prompts_too_long_for_the_target_are_skipped_and_counted(
-    golden, tmp_path, monkeypatch, capsys, quick_compilation
-):
+def test_prompts_too_long_for_the_target_are_skipped_and_counted(golden, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("dspark_jax.cli.models.cache_programs", lambda: None)
     monkeypatch.setattr("dspark_jax.cli.evaluate.prompt_ids", lambda _, text: [1 + ord(c) % 30 for c in text])
     case = golden("qwen3_dspark_markov")

@@ -23,7 +23,6 @@ from dspark_jax import (
     TargetConfig,
 )
 from dspark_jax.drafters.kinds import build_drafter
-from tests.conftest import compiled_quickly
 
 TOKENS, ROWS = 37, 40
 
@@ -54,12 +53,6 @@ def autoregressive_config(target: Decoder, kind: str) -> Eagle3Config | MTPConfi
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "block_size")
     shape = {name: shape[name] for name in (*names, "num_target_layers")}
     return MTPConfig(**shape) if kind == "mtp" else Eagle3Config(**shape, tap_ids=(-1, 0))
-
-
-@pytest.fixture(scope="package", autouse=True)
-def quick_compilation():
-    with compiled_quickly():
-        yield
 
 
 class Scripted:

@@ -16,14 +16,7 @@ from dspark_jax.checkpoints.target import LoadedTarget, load_target
 from dspark_jax.drafters.config import DrafterConfig
 from dspark_jax.drafters.dspark import DSpark
 from dspark_jax.models.decoder import Decoder
-from tests.conftest import compiled_quickly
 from train.config import RunConfig
-
-
-@pytest.fixture(scope="package", autouse=True)
-def quick_compilation():
-    with compiled_quickly():
-        yield
 
 
 @pytest.fixture(scope="session")

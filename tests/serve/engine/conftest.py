@@ -13,17 +13,10 @@ from dspark_jax.scheduling import Fixed, Policy
 from serve.engine.config import EngineConfig
 from serve.engine.engine import ServeEngine
 from serve.engine.request import Output, ServeRequest
-from tests.conftest import compiled_quickly
 
 G = 3
 CONFIG = EngineConfig(slots=3, max_waiting=30, max_length=96, page_size=8, pages=28, chunk=16, rows=(12,))
 COMMON = [field.name for field in dataclasses.fields(Request)]
-
-
-@pytest.fixture(scope="package", autouse=True)
-def quick_compilation():
-    with compiled_quickly():
-        yield
 
 
 @pytest.fixture(scope="package")
