@@ -168,7 +168,7 @@ class ServeEngine:
             self._flights.append(self._launch(step))
         if self._flights and (step is None or len(self._flights) > 1):
             self._read(self._flights.popleft())
-        return step is not None or bool(self._flights)
+        return step is not None or bool(self._flights or self.scheduler.waiting)
 
     def _launch(self, step: Step) -> Flight:
         running, room = np.zeros(self.config.slots, bool), np.zeros(self.config.slots, np.int32)
