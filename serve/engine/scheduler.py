@@ -105,9 +105,8 @@ class Scheduler:
                 break
             self.waiting.popleft()
             sequence.pages, sequence.computed = found
-            sequence.usage = dataclasses.replace(
-                sequence.usage, cached_tokens=min(sequence.computed, sequence.usage.prompt_tokens)
-            )
+            if not sequence.resumed:  # what was told of it stays
+                sequence.usage = dataclasses.replace(sequence.usage, cached_tokens=sequence.computed)
             sequence.decoding = False
             sequence.slot = self._free.pop()
             self._write(sequence)
