@@ -125,6 +125,6 @@ def log_to_stderr(as_json: bool) -> None:
 
 
 if __name__ == "__main__":
-    serve = tyro.cli(Serve, prog="python -m serve")
+    command = tyro.cli(Serve, prog="python -m serve")
     with told_in_one_line("python -m serve"):
-        serve.run()
+        command.run()
