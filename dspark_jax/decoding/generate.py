@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from dspark_jax.calibration.survival import Scaling
-from dspark_jax.decoding.keys import request_keys
+from dspark_jax.decoding.keys import request_keys, seeds_of
 from dspark_jax.decoding.sampling import Sampling
 from dspark_jax.decoding.state import Finish, Record, State
 from dspark_jax.decoding.step import Models, plain_round, prefill, speculative_round
@@ -262,12 +262,10 @@ class Generator:
         room = min(self.max_length, slots)
         # In Python's integers: a cap such as sys.maxsize must not wrap around.
         limit = np.array([min(len(r.prompt) + int(r.max_tokens), room) for r in requests], np.int32)
-        stops = [sorted({*r.stop_ids, *(() if r.ignore_eos else self.target_config.stop_ids)}) for r in requests]
+        stops = [stop_ids_of(r, self.target_config) for r in requests]
         stop_ids = np.full((n, max(STOP_SLOTS, *map(len, stops))), -1, np.int32)
         for i, ids in enumerate(stops):
             stop_ids[i, : len(ids)] = ids
-        fresh = np.random.SeedSequence().generate_state(n, np.uint64) if any(r.seed is None for r in requests) else []
-        seeds = [int(fresh[i] if r.seed is None else r.seed) for i, r in enumerate(requests)]
         names = ("temperature", "top_k", "top_p", "min_p")
         g = self._plan.block_size
         rounds = slots if g else 0
@@ -277,7 +275,7 @@ class Generator:
             length=jnp.asarray(lengths.copy()),
             limit=jnp.asarray(limit),
             finish=jnp.zeros((n,), jnp.int8),
-            keys=request_keys(seeds),
+            keys=request_keys(seeds_of([r.seed for r in requests])),
             sampling=Sampling.create(n, *([getattr(r, name) for r in requests] for name in names)),
             stop_ids=jnp.asarray(stop_ids),
             cache=self._create_cache(n, slots),
@@ -465,6 +463,11 @@ def check_request(request: Request, config: TargetConfig, max_length: int) -> No
             f"the prompt has {len(prompt)} tokens; at most {max_length - 1} fit, so that one can be generated. "
             "Shorten it or raise max_length."
         )
+
+
+def stop_ids_of(request: Request, config: TargetConfig) -> list[int]:
+    """Ids that end a request's answer: its own, and the target's unless it ignores them."""
+    return sorted({*request.stop_ids, *(() if request.ignore_eos else config.stop_ids)})
 
 
 def check_pair(target: Decoder, drafter: Any) -> None:

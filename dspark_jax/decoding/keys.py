@@ -17,6 +17,12 @@ class Purpose(enum.IntEnum):
     BONUS = 3
 
 
+def seeds_of(given: Sequence[int | None]) -> list[int]:
+    """Seeds of requests, drawn fresh from the system for those that were given none."""
+    fresh = np.random.SeedSequence().generate_state(len(given), np.uint64) if None in given else given
+    return [int(new if seed is None else seed) for seed, new in zip(given, fresh, strict=True)]
+
+
 def request_keys(seeds: Sequence[int]) -> jax.Array:
     """Keys [b] of requests by their seeds, 64 bits each."""
     words = np.array([(seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF) for seed in seeds], np.uint32)

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dspark_jax.calibration.survival import Scaling
+from dspark_jax.decoding.keys import seeds_of
 from dspark_jax.decoding.state import Finish
 from dspark_jax.drafters.kinds import AnyDrafter
 from dspark_jax.models.decoder import Decoder
@@ -118,10 +119,10 @@ class ServeEngine:
     def submit(self, request: ServeRequest) -> EngineStream:
         """See `serve.engine.request.Engine.submit`."""
         check(request, self.target_config, self.max_length)
+        # In Python's integers: a cap such as sys.maxsize must not wrap around.
         limit = min(len(request.prompt) + int(request.max_tokens), self.max_length)
-        seed = int(np.random.SeedSequence().generate_state(1, np.uint64)[0]) if request.seed is None else request.seed
         stream = EngineStream(lambda: self._tell(lambda: self._end(sequence, "abort")))
-        sequence = Sequence(request, limit, stream, seed)
+        sequence = Sequence(request, limit, stream, *seeds_of([request.seed]))
         with self._wake:  # in one go: whoever ends the engine ends all that it was handed
             if not self.healthy or self._live >= self.config.max_waiting + self.config.slots:
                 raise QueueFull(self._live, max(1.0, 0.1 * self._live))

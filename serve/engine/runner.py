@@ -130,7 +130,7 @@ class Runner:
 
     def enter(self, sequence: Sequence) -> None:
         """Puts a sequence into its slot."""
-        terms = terms_of(sequence.request, self._target_config, self.max_length, sequence.seed)
+        terms = terms_of(sequence.request, self._target_config, sequence.limit, sequence.seed)
         self._enter(sequence.slot, terms, sequence.tokens, len(sequence.tokens), sequence.computed)
 
     def launch(self, step: Step, choice: Choice) -> Launch:
@@ -169,7 +169,7 @@ class Runner:
         s, g = self.config.slots, self.block_size
         slots, table = np.arange(s, dtype=np.int32), np.zeros((s, self.columns), np.int32)
         middle = max(min(256, self.max_length - (repeats + 2) * (g + 1)), 1)
-        everything = terms_of(ServeRequest([0], max_tokens=self.max_length), self._target_config, self.max_length, 0)
+        everything = terms_of(ServeRequest([0]), self._target_config, self.max_length, 0)
 
         def orders(rows: int) -> Orders:
             decode = slots < rows
@@ -239,7 +239,7 @@ def page_shape(config: Any, pages: int, page_size: int) -> tuple[int, ...]:
 def empty_slots(slots: int, block_size: int, draft_rows: int, max_length: int, config: TargetConfig) -> Slots:
     """Slots without a request and without pages."""
     s, g = slots, block_size
-    terms = terms_of(ServeRequest([0], max_tokens=1), config, max_length, 0)
+    terms = terms_of(ServeRequest([0]), config, max_length, 0)
     return Slots(
         terms=jax.tree.map(lambda x: jnp.stack([x] * s), terms),
         tokens=jnp.zeros((s, max_length), jnp.int32),

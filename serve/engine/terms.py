@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dspark_jax.decoding.generate import check_request
+from dspark_jax.decoding.generate import check_request, stop_ids_of
 from dspark_jax.decoding.keys import request_keys
 from dspark_jax.decoding.sampling import Sampling
 from dspark_jax.models.config import TargetConfig
@@ -22,7 +22,7 @@ def check(request: ServeRequest, config: TargetConfig, max_length: int) -> None:
     """
     check_request(request, config, max_length)
     Sampling.create(1, request.temperature, request.top_k, request.top_p, request.min_p)
-    stops = _stop_ids(request, config)
+    stops = stop_ids_of(request, config)
     if len(stops) > STOPS:
         raise ValueError(f"stop_ids may be {STOPS} at most, those of the model included; got {len(stops)}.")
     for name, low, high in (("presence_penalty", -2, 2), ("frequency_penalty", -2, 2)):
@@ -43,11 +43,11 @@ def check(request: ServeRequest, config: TargetConfig, max_length: int) -> None:
         raise ValueError(f"logprobs must be within 0..{TOP}, got {request.logprobs}.")
 
 
-def terms_of(request: ServeRequest, config: TargetConfig, max_length: int, seed: int) -> Terms:
-    """The terms of a request that was checked; `seed` is its own, or the one it was given."""
+def terms_of(request: ServeRequest, config: TargetConfig, limit: int, seed: int) -> Terms:
+    """The terms of a request that was checked, and ends at a length of `limit`; `seed` is its own or a fresh one."""
     n = len(request.prompt)
     stops = np.full(STOPS, -1, np.int32)
-    wanted = _stop_ids(request, config)
+    wanted = stop_ids_of(request, config)
     stops[: len(wanted)] = wanted
     ids, bias = np.full(BIASES, -1, np.int32), np.zeros(BIASES, np.float32)
     ids[: len(request.logit_bias)] = list(request.logit_bias)
@@ -55,8 +55,7 @@ def terms_of(request: ServeRequest, config: TargetConfig, max_length: int, seed:
     sampling = Sampling.create(1, request.temperature, request.top_k, request.top_p, request.min_p)
     return Terms(
         prompt_length=jnp.int32(n),
-        # In Python's integers: a cap such as sys.maxsize must not wrap around.
-        limit=jnp.int32(min(n + int(request.max_tokens), max_length)),
+        limit=jnp.int32(limit),
         min_length=jnp.int32(n + request.min_tokens),
         keys=request_keys([seed])[0],
         sampling=jax.tree.map(lambda x: x[0], sampling),
@@ -69,7 +68,3 @@ def terms_of(request: ServeRequest, config: TargetConfig, max_length: int, seed:
         logprobs=jnp.asarray(request.logprobs is not None),
         speculative=jnp.asarray(request.speculative),
     )
-
-
-def _stop_ids(request: ServeRequest, config: TargetConfig) -> list[int]:
-    return sorted({*request.stop_ids, *(() if request.ignore_eos else config.stop_ids)})
