@@ -45,6 +45,7 @@ from dspark_jax.scheduling import (
     StepCosts,
     Threshold,
     load_costs,
+    while_it_pays,
 )
 from dspark_jax.scheduling.profile import profile
 from dspark_jax.scheduling.simulate import Blocks, simulate
@@ -202,7 +203,7 @@ def gaps(costs: StepCosts, records: Records, requests: Sequence[int], rounds: in
         "LaggedCapacity": [LaggedCapacity(costs)],
         "LaggedCapacity, memory 0.9": [LaggedCapacity(costs, memory=0.9)],
         "Gate, EarlyStop": [Gate(EarlyStop(costs), costs)],
-        "Gate, LaggedCapacity 0.9": [Gate(LaggedCapacity(costs, memory=0.9), costs)],
+        "Gate, LaggedCapacity 0.9": [while_it_pays(costs)],
         # An oracle knows the survival of drafts only once it has drafted; under load not to draft may be better.
         "oracle": [Oracle(costs), Plain()],
     }

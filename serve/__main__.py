@@ -12,12 +12,10 @@ import jax
 import tyro
 from rich.progress import Progress
 
-from dspark_jax.calibration.calibration import read_calibration
-from dspark_jax.calibration.fingerprint import drafter_fingerprint
 from dspark_jax.checkpoints.default import DEFAULT_TARGET
 from dspark_jax.cli.mistakes import told_in_one_line
 from dspark_jax.cli.models import ModelOptions, progress
-from dspark_jax.scheduling import Fixed, Gate, LaggedCapacity, Plain, Policy, StepCosts, Threshold
+from dspark_jax.scheduling import Fixed, Plain, Policy, StepCosts, Threshold, while_it_pays
 from dspark_jax.sharding import make_mesh
 from serve.api.app import create_app
 from serve.api.metrics import Metrics
@@ -64,13 +62,13 @@ class Serve:
         log_to_stderr(self.json_logs)
         listener = self.bound()
         mesh = make_mesh((1, 1, self.tensor), jax.devices()[: self.tensor]) if self.tensor > 1 else None
-        target, drafter = ModelOptions(self.target, self.drafter if self.policy != "none" else "none").load(mesh)
+        models = ModelOptions(
+            self.target, "none" if self.policy == "none" else self.drafter, calibration=self.calibration
+        )
+        target, drafter = models.load(mesh)
         if target.tokenizer is None:
             raise ValueError(f"{target.source} has no tokenizer.json; a server needs one.")
-        scaling = None
-        if self.calibration is not None and drafter is not None:
-            g = self.engine.block_size or drafter.config.block_size
-            scaling = read_calibration(self.calibration).scaling_for(g, drafter_fingerprint(drafter))
+        scaling = drafter and models.scaling(drafter, self.engine.block_size or drafter.config.block_size)
         metrics = Metrics()
         engine = ServeEngine(target.model, drafter, self.engine, scaling=scaling, gauges=metrics, mesh=mesh)
         metrics.watch(engine)
@@ -97,7 +95,7 @@ class Serve:
     def chosen(self, costs: StepCosts) -> Policy:
         """The policy asked for, on this machine's costs."""
         if self.policy == "scheduled":
-            return Gate(LaggedCapacity(costs, memory=0.9, floor=self.floor), costs)
+            return while_it_pays(costs, self.floor)
         return {"fixed": Fixed(self.length), "threshold": Threshold(self.survival), "none": Plain()}[self.policy]
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from dspark_jax.calibration.calibration import read_calibration
 from dspark_jax.calibration.fingerprint import drafter_fingerprint
+from dspark_jax.calibration.survival import Scaling
 from dspark_jax.checkpoints.default import DEFAULT_TARGET, cache_directory
 from dspark_jax.checkpoints.drafter import load_drafter
 from dspark_jax.checkpoints.hub import resolve
@@ -16,8 +17,8 @@ from dspark_jax.checkpoints.target import LoadedTarget, load_target
 from dspark_jax.decoding.generate import Generator
 from dspark_jax.drafters.kinds import AnyDrafter
 from dspark_jax.scheduling.costs import load_costs
-from dspark_jax.scheduling.gate import Gate
-from dspark_jax.scheduling.policies import Fixed, LaggedCapacity, Policy, Threshold
+from dspark_jax.scheduling.gate import while_it_pays
+from dspark_jax.scheduling.policies import Fixed, Policy, Threshold
 from dspark_jax.scheduling.profile import environment
 from dspark_jax.sharding import placer
 
@@ -69,17 +70,25 @@ class ModelOptions:
         """
         if drafter is None:
             return Generator(target.model)
-        policy, scaling = self.policy, None
+        policy = self.policy
         block_size = drafter.config.block_size if block_size is None else block_size
         if self.costs is not None:
             if self.survival > 0:
                 raise ValueError("--survival and --costs are two ways to choose lengths; pass one of them.")
             costs = load_costs(self.costs, environment(target.model, drafter, block_size)).at()
-            policy = Gate(LaggedCapacity(costs, memory=0.9), costs)
-        if self.calibration is not None:
-            known = read_calibration(self.calibration)
-            scaling = known.scaling_for(block_size, drafter_fingerprint(drafter))
+            policy = while_it_pays(costs)
+        scaling = self.scaling(drafter, block_size)
         return Generator(target.model, drafter, policy=policy, block_size=block_size, confidence_scaling=scaling)
+
+    def scaling(self, drafter: AnyDrafter, block_size: int) -> Scaling | None:
+        """What the calibration makes of confidences of `block_size` positions; None without one.
+
+        Raises:
+          ValueError: it is of another drafter, or of fewer positions.
+        """
+        if self.calibration is None:
+            return None
+        return read_calibration(self.calibration).scaling_for(block_size, drafter_fingerprint(drafter))
 
     def load(self, mesh: Mesh | None = None) -> tuple[LoadedTarget, AnyDrafter | None]:
         """Loads both models, onto a mesh if one is given.

@@ -1,7 +1,7 @@
 """How many draft tokens to verify, and whether to draft at all."""
 
 from dspark_jax.scheduling.costs import CostTable, Stairs, StepCosts, load_costs
-from dspark_jax.scheduling.gate import Gate
+from dspark_jax.scheduling.gate import Gate, while_it_pays
 from dspark_jax.scheduling.policies import EarlyStop, Fixed, LaggedCapacity, Oracle, Outcome, Plain, Policy, Threshold
 from dspark_jax.scheduling.pool import Pool, Round, pool
 
@@ -22,4 +22,5 @@ __all__ = [
     "Threshold",
     "load_costs",
     "pool",
+    "while_it_pays",
 ]

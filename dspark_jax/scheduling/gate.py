@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dspark_jax.scheduling.costs import StepCosts
-from dspark_jax.scheduling.policies import Outcome, Policy
+from dspark_jax.scheduling.policies import LaggedCapacity, Outcome, Policy
 from dspark_jax.scheduling.pool import Round
 
 
@@ -125,3 +125,12 @@ class Gate(Policy):
 
     def widths(self, rows: int, block_size: int) -> tuple[int, ...]:
         return self.policy.widths(rows, block_size)
+
+
+def while_it_pays(costs: StepCosts, floor: int = 0) -> Gate:
+    """The policy that commands and the server go by: lengths of a lagged capacity, behind a gate.
+
+    Args:
+      floor: drafts that every request gets in any case.
+    """
+    return Gate(LaggedCapacity(costs, memory=0.9, floor=floor), costs)

@@ -122,7 +122,7 @@ class ServeEngine:
         # In Python's integers: a cap such as sys.maxsize must not wrap around.
         limit = min(len(request.prompt) + int(request.max_tokens), self.max_length)
         stream = EngineStream(lambda: self._tell(lambda: self._end(sequence, "abort")))
-        sequence = Sequence(request, limit, stream, *seeds_of([request.seed]))
+        sequence = Sequence(request, limit, stream, seeds_of([request.seed])[0])
         with self._wake:  # in one go: whoever ends the engine ends all that it was handed
             if not self.healthy or self._live >= self.config.max_waiting + self.config.slots:
                 raise QueueFull(self._live, max(1.0, 0.1 * self._live))
