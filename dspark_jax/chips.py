@@ -57,6 +57,11 @@ CHIPS = {
 }
 
 
+def peak_bytes(memory: Any) -> int:
+    """What a compiled program holds of a device at most, by its `memory_analysis()`."""
+    return memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+
+
 def topology(name: str) -> list[Any]:
     """Devices of a TPU slice that need not be there, such as v5e:4x4.
 

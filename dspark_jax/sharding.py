@@ -67,6 +67,11 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
     return jax.tree_util.tree_map_with_path(of, tree)
 
 
+def laid_out(tree: Any, lie: Any) -> Any:
+    """The shapes of a tree of arrays or shapes, with their shardings: what a program that is only compiled is given."""
+    return jax.tree.map(lambda x, lie: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=lie), tree, lie)
+
+
 def placer(mesh: Mesh) -> Callable[[str, np.ndarray], jax.Array]:
     """Puts arrays, by name, on a mesh; every process needs the whole array and keeps its part."""
     return lambda name, array: spread(array, NamedSharding(mesh, spec_of(name, array.shape, mesh)))

@@ -18,14 +18,15 @@ from rich.table import Table
 
 from dspark_jax.checkpoints.drafter import read_drafter_config
 from dspark_jax.checkpoints.target import load_target_config
-from dspark_jax.chips import CHIPS, GIB, topology
+from dspark_jax.chips import CHIPS, GIB, peak_bytes, topology
+from dspark_jax.cli.mistakes import told_in_one_line
+from dspark_jax.drafters.config import DrafterConfig
 from dspark_jax.drafters.dspark import DSpark
-from dspark_jax.drafters.kinds import build_drafter
 from dspark_jax.hlo import Counts, count
 from dspark_jax.models.decoder import Decoder
-from dspark_jax.sharding import make_mesh, shardings
+from dspark_jax.sharding import laid_out, make_mesh, shardings
 from serve.engine.attention import PAGES
-from serve.engine.runner import empty_slots, page_shape
+from serve.engine.runner import columns_for, empty_slots, page_shape, reach_of
 from serve.engine.step import Orders, Plan, run
 
 
@@ -66,10 +67,9 @@ class ServePlan:
             seconds, memory = time.perf_counter() - start, program.memory_analysis()
             counts = count(program.as_text(), cheapest=True)
             moved = counts.bytes - kernel_pages(counts) + kv
-            peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
             table.add_row(
-                str(tokens), f"{peak / GIB:.2f} of {chip.memory / GIB:.0f} GiB", f"{weights / 1e9:.3f} GB",
-                f"{kv / 1e9:.3f} GB", f"{moved / 1e9:.3f} GB", f"{moved / (weights + kv):.2f}",
+                str(tokens), f"{peak_bytes(memory) / GIB:.2f} of {chip.memory / GIB:.0f} GiB",
+                f"{weights / 1e9:.3f} GB", f"{kv / 1e9:.3f} GB", f"{moved / 1e9:.3f} GB", f"{moved / (weights + kv):.2f}",
                 f"{sum(counts.collectives.values())}, {sum(counts.sizes.values()) / 1e6:.1f} MB", f"{seconds:.0f} s",
             )  # fmt: skip
         Console(width=160).print(table)
@@ -78,30 +78,29 @@ class ServePlan:
         """The program of a step, and the bytes of weights and of keys and values that it must read on a device."""
         c, d = load_target_config(self.target), read_drafter_config(self.drafter)
         target = nnx.eval_shape(lambda: Decoder(c, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
-        drafter = nnx.eval_shape(lambda: build_drafter(d, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
-        if not isinstance(drafter, DSpark):
-            raise ValueError(f"a {type(drafter).__name__} drafter cannot be served; give a DSpark or DFlash one.")
+        if not isinstance(d, DrafterConfig):
+            raise ValueError(f"a drafter of {type(d).__name__} cannot be served; give a DSpark or DFlash one.")
+        drafter = nnx.eval_shape(lambda: DSpark(d, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
         everywhere, by_heads = NamedSharding(mesh, P()), NamedSharding(mesh, PAGES)
 
-        def lay(tree: Any, lie: Any) -> Any:
-            lie = jax.tree.map(lambda _: lie, tree) if isinstance(lie, NamedSharding) else lie
-            return jax.tree.map(lambda x, lie: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=lie), tree, lie)
+        def whole(tree: Any) -> Any:
+            return laid_out(tree, jax.tree.map(lambda _: everywhere, tree))
 
         def pages(config: Any) -> Any:
             one = jax.ShapeDtypeStruct(page_shape(config, self.pages, self.page_size), jnp.bfloat16, sharding=by_heads)
             return (one,) * config.num_layers
 
         graphs, states = zip(*(nnx.split(model) for model in (target, drafter)), strict=True)
-        params = tuple(lay(state, shardings(state, mesh)) for state in states)
+        params = tuple(laid_out(state, shardings(state, mesh)) for state in states)
         head = jax.ShapeDtypeStruct(
             (d.draft_rows, c.hidden_size), jnp.bfloat16, sharding=NamedSharding(mesh, P("tensor", None))
         )
         slots = jax.eval_shape(lambda: empty_slots(self.slots, d.block_size, d.draft_rows, self.max_length, c))
-        slots = lay(slots, everywhere).replace(pages=pages(c), draft_pages=pages(d))
-        s, columns = self.slots, -(-(self.max_length + 2 * d.block_size + 4) // self.page_size)
-        whole, flags = jnp.zeros(s, jnp.int32), jnp.zeros(s, bool)
+        slots = whole(slots).replace(pages=pages(c), draft_pages=pages(d))
+        s, columns = self.slots, columns_for(self.max_length, reach_of(d), self.page_size)
+        numbers, flags = jnp.zeros(s, jnp.int32), jnp.zeros(s, bool)
         one, table = jnp.int32(0), jnp.zeros((s, columns), jnp.int32)
-        orders = lay(Orders(whole, whole, flags, flags, table, one, one, one, jnp.float32(0)), everywhere)
+        orders = whole(Orders(numbers, numbers, flags, flags, table, one, one, one, jnp.float32(0)))
         plan = Plan(graphs[0], graphs[1], d.block_size, self.page_size, attention="kernel")
         with jax.set_mesh(mesh):
             program = run.lower(plan, (*params, head), slots, orders, tokens, 0).compile()
@@ -124,4 +123,6 @@ def kernel_pages(counts: Counts) -> int:
 
 
 if __name__ == "__main__":
-    tyro.cli(ServePlan, prog="python -m serve.plan").run()
+    plan = tyro.cli(ServePlan, prog="python -m serve.plan")
+    with told_in_one_line("python -m serve.plan"):
+        plan.run()

@@ -20,13 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 from dspark_jax.checkpoints.target import load_target_config
-from dspark_jax.chips import CHIPS, GIB, Chip, topology
+from dspark_jax.chips import CHIPS, GIB, Chip, peak_bytes, topology
 from dspark_jax.cli.mistakes import told_in_one_line
 from dspark_jax.drafters.kinds import build_drafter
 from dspark_jax.hlo import Counts, count
 from dspark_jax.models.config import TargetConfig
 from dspark_jax.models.decoder import Decoder, check_taps
-from dspark_jax.sharding import ROWS, make_mesh, row_shards, shardings
+from dspark_jax.sharding import ROWS, laid_out, make_mesh, row_shards, shardings
 from train.attention import choose_attention
 from train.config import RunConfig, read_config
 from train.flops import model_flops, splash_cost
@@ -46,8 +46,7 @@ def step_shapes(run: RunConfig, target: TargetConfig, mesh: Mesh) -> tuple[Any, 
     rows = NamedSharding(mesh, P(ROWS))
 
     def lay(tree):
-        of = lambda x, lie: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=lie)  # noqa: E731
-        return jax.tree.map(of, tree, shardings(tree, mesh))
+        return laid_out(tree, shardings(tree, mesh))
 
     def given(dtype, *width: int):
         return jax.ShapeDtypeStruct((run.batch_size, run.seq_len, *width), dtype, sharding=rows)
@@ -176,11 +175,10 @@ def table(run: RunConfig, target: TargetConfig, mesh: Mesh, chip: Chip, memory: 
     limit = max(times, key=lambda name: times[name])
     seconds = times[limit]
     most, forbidden = logits_at_once(run, target, mesh, counts), run.num_anchors * run.block_size
-    peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
     rows = {
         "arguments": f"{memory.argument_size_in_bytes / GIB:.2f} GiB: drafter, optimizer, target, batch",
         "temporaries": f"{memory.temp_size_in_bytes / GIB:.2f} GiB",
-        "peak": f"{peak / GIB:.2f} GiB of {chip.memory / GIB:.0f}: fits",
+        "peak": f"{peak_bytes(memory) / GIB:.2f} GiB of {chip.memory / GIB:.0f}: fits",
         "logits": f"of {most} positions at once; anchors x g are {forbidden}: \\[anchors, g, v] is "
         + ("absent" if most < forbidden else "PRESENT, lower chunk"),
         "products": f"{counts.flops / 1e12:.2f} TFLOP, {counts.flops / asked:.3f} x the {asked / 1e12:.2f} asked for",

@@ -19,8 +19,8 @@ class Purpose(enum.IntEnum):
 
 def seeds_of(given: Sequence[int | None]) -> list[int]:
     """Seeds of requests, drawn fresh from the system for those that were given none."""
-    fresh = np.random.SeedSequence().generate_state(len(given), np.uint64) if None in given else given
-    return [int(new if seed is None else seed) for seed, new in zip(given, fresh, strict=True)]
+    fresh = np.random.SeedSequence().generate_state(len(given), np.uint64).tolist()
+    return [new if seed is None else int(seed) for seed, new in zip(given, fresh, strict=True)]
 
 
 def request_keys(seeds: Sequence[int]) -> jax.Array:

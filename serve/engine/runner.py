@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from dspark_jax.calibration.survival import Scaling
 from dspark_jax.decoding.generate import check_pair
 from dspark_jax.decoding.state import Finish
+from dspark_jax.drafters.config import DrafterConfig
 from dspark_jax.drafters.dspark import DSpark
 from dspark_jax.drafters.kinds import AnyDrafter
 from dspark_jax.models.config import TargetConfig
@@ -102,8 +103,8 @@ class Runner:
         draft_graph, draft_params = nnx.split(drafter) if drafter else (None, None)
         self._plan = Plan(graph, draft_graph, g, config.page_size, scaling and scaling.first(g))
         self._params = params, draft_params, drafter and drafter.draft_head(target)
-        self.reach = 1 + (trained + drafter.config.first_slot if drafter else 0)
-        longest = -(-(self.max_length + 2 * self.reach) // config.page_size)
+        self.reach = reach_of(drafter.config if drafter else None)
+        longest = columns_for(self.max_length, self.reach, config.page_size)
         # The first page is nobody's: padding is written there.
         self.pages = config.pages or 1 + config.slots * longest
         self.columns = min(longest, self.pages - 1)
@@ -229,6 +230,16 @@ class Runner:
             return tuple(jnp.zeros(shape, model.dtype, device=lie) for _ in range(model.config.num_layers))
 
         return slots.replace(pages=pages(target), draft_pages=pages(drafter) if drafter else ())
+
+
+def reach_of(drafter: DrafterConfig | None) -> int:
+    """Positions that a step may write from the anchor on: the anchor, and a block that is drafted there."""
+    return 1 + (drafter.block_size + drafter.first_slot if drafter else 0)
+
+
+def columns_for(max_length: int, reach: int, page_size: int) -> int:
+    """Pages of a request of `max_length` positions, with what a step and the one before it may write behind them."""
+    return -(-(max_length + 2 * reach) // page_size)
 
 
 def page_shape(config: Any, pages: int, page_size: int) -> tuple[int, ...]:

@@ -78,6 +78,43 @@ KERNEL = """ENTRY %main (q: bf16[4,384,128]) -> bf16[4,384,128] {
 """
 
 
+BRANCHES = """%updated (pool: f32[64,8], rows: s32[2,1], new: f32[2,8]) -> f32[64,8] {
+  %pool = f32[64,8]{1,0} parameter(0)
+  %rows = s32[2,1]{1,0} parameter(1)
+  %new = f32[2,8]{1,0} parameter(2)
+  ROOT %scatter.1 = f32[64,8]{1,0} scatter(%pool, %rows, %new), update_window_dims={1}, to_apply=%sum
+}
+
+%dear (x.1: f32[64,8]) -> f32[64,8] {
+  %x.1 = f32[64,8]{1,0} parameter(0)
+  ROOT %twice = f32[64,8]{1,0} add(%x.1, %x.1)
+}
+
+%cheap (x.2: f32[64,8]) -> f32[64,8] {
+  ROOT %x.2 = f32[64,8]{1,0} parameter(0)
+}
+
+ENTRY %main (pool.1: f32[64,8], rows.1: s32[2,1], new.1: f32[2,8], which: s32[]) -> f32[64,8] {
+  %pool.1 = f32[64,8]{1,0} parameter(0)
+  %rows.1 = s32[2,1]{1,0} parameter(1)
+  %new.1 = f32[2,8]{1,0} parameter(2)
+  %which = s32[] parameter(3)
+  %written = f32[64,8]{1,0} fusion(%pool.1, %rows.1, %new.1), kind=kCustom, calls=%updated
+  %ahead = ((f32[64,8]{1,0}), f32[16,8]{1,0:S(1)}, s32[]) slice-start(%written), slice={[0:16], [0:8]}
+  %there = f32[16,8]{1,0:S(1)} slice-done(%ahead)
+  ROOT %out = f32[64,8]{1,0} conditional(%which, %written, %written), branch_computations={%dear, %cheap}
+}
+"""
+
+
+def test_writes_in_place_and_copies_ahead_count_what_they_move():
+    rows = 2 * 8 * 4
+    moved = 2 * rows + 2 * 4  # what is written, its source and where it goes
+    moved += 16 * 8 * 4  # to the chip's own memory
+    assert count(BRANCHES, cheapest=True).bytes == moved
+    assert count(BRANCHES).bytes == moved + 3 * 64 * 8 * 4, "the dearer branch as well"
+
+
 def test_kernels_are_told_apart_and_counted_by_their_tiles():
     counts = count(KERNEL)
     ((name, read), times) = counts.kernels.popitem()
