@@ -102,7 +102,7 @@ class ServePlan:
         whole, flags = jnp.zeros(s, jnp.int32), jnp.zeros(s, bool)
         one, table = jnp.int32(0), jnp.zeros((s, columns), jnp.int32)
         orders = lay(Orders(whole, whole, flags, flags, table, one, one, one, jnp.float32(0)), everywhere)
-        plan = Plan(*graphs, d.block_size, self.page_size, attention="kernel")
+        plan = Plan(graphs[0], graphs[1], d.block_size, self.page_size, attention="kernel")
         with jax.set_mesh(mesh):
             program = run.lower(plan, (*params, head), slots, orders, tokens, 0).compile()
         # All of the target but the embedding, of which rows are read; of the drafter what injects context.

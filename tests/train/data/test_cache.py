@@ -146,7 +146,7 @@ def test_files_without_a_usable_row_are_refused_with_the_reasons(tmp_path, reade
 def test_a_second_process_waits_for_the_first(tmp_path, data, reader, monkeypatch):
     read, passes = RowReader.read, []
     monkeypatch.setattr(RowReader, "read", lambda self, rows: passes.append(1) or read(self, rows))
-    with cache._locked(tmp_path / "lock"):
+    with cache.locked(tmp_path / "lock"):
         found = []
         waits = threading.Thread(target=lambda: found.append(cached_documents(tmp_path, [data], reader)))
         waits.start()
