@@ -13,11 +13,9 @@ hidden states kept in int8: `--kinds dspark dspark-int8` measures what those cos
 
 import dataclasses
 import json
-import platform
 import time
 from pathlib import Path
 
-import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +24,7 @@ from flax import nnx
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.generate import machine
 from dspark_jax.checkpoints.drafter import load_drafter
 from dspark_jax.checkpoints.target import LoadedTarget, load_target
 from dspark_jax.decoding.generate import Generator, Request, whole_chunks
@@ -211,9 +210,8 @@ class CompareDrafters:
             table.add_row(name, size, *cells, average, ratio, by_position, block)
         console = Console(width=200)
         console.print(table)
-        versions = f"jax {jax.__version__}, flax {flax.__version__}, Python {platform.python_version()}"
         console.print(
-            f"{jax.devices()[0].device_kind}, {versions}; {self.steps} steps of {self.batch_size} rows of 512 tokens, "
+            f"{machine()}; {self.steps} steps of {self.batch_size} rows of 512 tokens, "
             f"{self.num_anchors} blocks a row; intervals over seeds and prompts, drawn anew together for all drafters."
         )
 

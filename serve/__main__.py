@@ -6,6 +6,8 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 
 import jax
@@ -15,12 +17,14 @@ from rich.progress import Progress
 from dspark_jax.checkpoints.default import DEFAULT_TARGET
 from dspark_jax.cli.mistakes import told_in_one_line
 from dspark_jax.cli.models import ModelOptions, progress
-from dspark_jax.scheduling import Fixed, Plain, Policy, StepCosts, Threshold, while_it_pays
+from dspark_jax.scheduling import CostTable, Fixed, Plain, Policy, StepCosts, Threshold, load_costs, while_it_pays
+from dspark_jax.scheduling.profile import environment
 from dspark_jax.sharding import make_mesh
 from serve.api.app import create_app
 from serve.api.metrics import Metrics
 from serve.api.server import Server
 from serve.engine.engine import EngineConfig, ServeEngine
+from serve.engine.runner import MEASURED_AT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Serve:
       policy: `scheduled` drafts while that pays and verifies what pays, by costs measured at start; `fixed` verifies
         `length` drafts a round; `threshold` those whose survival is at least `survival`; `none` decodes plainly.
       length: None is the whole block. floor: drafts that `scheduled` verifies for every request in any case.
+      costs: a file of what steps cost: read if it is there, else measured at start and written.
       calibration: a file of `dspark calibrate`, which makes confidences probabilities.
       host, port: to listen on. name: what clients call the model; default the target's.
       engine: sizes. tensor: devices to split both models over.
@@ -47,6 +52,7 @@ class Serve:
     length: int | None = None
     survival: float = 0.4
     floor: int = 0
+    costs: str | None = None
     calibration: str | None = None
     host: str = "127.0.0.1"
     port: int = 8000
@@ -72,9 +78,13 @@ class Serve:
         metrics = Metrics()
         engine = ServeEngine(target.model, drafter, self.engine, scaling=scaling, gauges=metrics, mesh=mesh)
         metrics.watch(engine)
+        here = {"programs": engine.runner.sizes}
         with Progress(console=progress) as bar:
             task = bar.add_task("compiling and measuring programs", total=None)
             costs = engine.warm_up(lambda done, all: bar.update(task, completed=done, total=all))
+        if self.costs is not None and drafter is not None:
+            here |= environment(target.model, drafter, engine.runner.block_size)
+            costs = kept(self.costs, costs, here)
         engine.use(self.chosen(costs))
         engine.start()
         app = create_app(
@@ -97,6 +107,17 @@ class Serve:
         if self.policy == "scheduled":
             return while_it_pays(costs, self.floor)
         return {"fixed": Fixed(self.length), "threshold": Threshold(self.survival), "none": Plain()}[self.policy]
+
+
+def kept(path: str, measured: StepCosts, here: Mapping[str, str]) -> StepCosts:
+    """The costs in a file; where there is none yet, those measured `here`, written to it.
+
+    Raises:
+      ValueError: the file is of another environment, or broken.
+    """
+    if not Path(path).exists():
+        CostTable(((MEASURED_AT, measured),), here).save(path)
+    return load_costs(path, here).at()
 
 
 class JsonLines(logging.Formatter):

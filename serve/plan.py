@@ -69,8 +69,10 @@ class ServePlan:
             moved = counts.bytes - kernel_pages(counts) + kv
             table.add_row(
                 str(tokens), f"{peak_bytes(memory) / GIB:.2f} of {chip.memory / GIB:.0f} GiB",
-                f"{weights / 1e9:.3f} GB", f"{kv / 1e9:.3f} GB", f"{moved / 1e9:.3f} GB", f"{moved / (weights + kv):.2f}",
-                f"{sum(counts.collectives.values())}, {sum(counts.sizes.values()) / 1e6:.1f} MB", f"{seconds:.0f} s",
+                f"{weights / 1e9:.3f} GB", f"{kv / 1e9:.3f} GB", f"{moved / 1e9:.3f} GB",
+                f"{moved / (weights + kv):.2f}",
+                f"{sum(counts.collectives.values())}, {sum(counts.sizes.values()) / 1e6:.1f} MB",
+                f"{seconds:.0f} s",
             )  # fmt: skip
         Console(width=160).print(table)
 

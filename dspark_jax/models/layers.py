@@ -9,6 +9,7 @@ from dspark_jax.sharding import tensor_shards
 FEW_ROWS = 32
 
 FEW_TOKENS = 512
+"""Up to so many, the product with a whole matrix is cheaper than moving a part of it between devices."""
 
 
 def linear(x: jax.Array, w: jax.Array, bias: jax.Array | None = None, implementation: str | None = None) -> jax.Array:
@@ -100,7 +101,6 @@ class Projections(nnx.Module):
         """Normalised k and v [..., k, h] of x [..., inputs]: what injected context needs, without the queries."""
         start = self.heads * self.head_dim
         if tensor_shards() > 1 and x.size // x.shape[-1] <= FEW_TOKENS:
-            # A part of a matrix split over devices would be moved between them, which takes longer than the queries.
             joint = self.qkv(x)[..., start:]
         else:
             bias = None if self.qkv.bias is None else self.qkv.bias[start:]

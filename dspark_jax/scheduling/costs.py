@@ -185,7 +185,10 @@ class CostTable:
             if self.environment.get(name) != environment.get(name)
         ]
         if wrong:
-            raise ValueError(f"the cost table was measured elsewhere: {'; '.join(wrong)}. Run `dspark profile` here.")
+            raise ValueError(
+                f"the cost table was measured elsewhere: {'; '.join(wrong)}. Measure it here with `dspark profile`; "
+                "for a server, start it with --costs and a new file."
+            )
         return self
 
     def save(self, path: str | Path) -> None:

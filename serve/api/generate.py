@@ -152,7 +152,12 @@ class Exchange:
         Raises:
           ApiError: it refuses one of them; those before it are cancelled by `run`.
         """
-        asked = self.job.asked
+        asked, capacity = self.job.asked, self.serving.engine.capacity
+        if len(self.job.requests) > capacity:
+            raise ApiError(
+                400, f"The request asks for {len(self.job.requests)} answers; at most {capacity} run and wait here.",
+                param="n", code="invalid_value",
+            )  # fmt: skip
         for index, request in enumerate(self.job.requests):
             try:
                 stream = self.serving.engine.submit(request)

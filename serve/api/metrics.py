@@ -55,10 +55,8 @@ class Metrics:
         self.preemptions = make(Gauge, "preemptions", "requests that had to give way so far")
         self.recompiles = make(Gauge, "recompiles", "programs compiled after warm-up so far")
 
-    def count(self, now: Usage, before: Usage | None) -> None:
-        """Adds what a request took since `before`; None: it has just begun."""
-        if before is None:
-            before = Usage(0)
+    def count(self, now: Usage, before: Usage) -> None:
+        """Adds what a request took since `before`."""
         self.prompt_tokens.inc(now.prompt_tokens - before.prompt_tokens)
         self.cached_tokens.inc(now.cached_tokens - before.cached_tokens)
         self.generated_tokens.inc(now.completion_tokens - before.completion_tokens)
@@ -81,7 +79,7 @@ class Metrics:
         """Sets the other gauges to what a step of the engine was."""
         launch = flight.launch
         places = launch.rows + launch.extra
-        used = int((results.count > 0).sum() + results.verified.sum() + flight.step.prefill.sum())
+        used = results.used + int(flight.step.prefill.sum())
         self.budget.set((launch.rows - len(flight.step.decoding)) * flight.choice.drafted)
         self.bucket.set(places)
         self.padding.set(1 - used / places)

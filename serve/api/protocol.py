@@ -10,14 +10,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, Va
 from pydantic_core import PydanticCustomError, from_json
 
 from serve.api.errors import ApiError
+from serve.engine.request import TOP
 
 MAX_CHOICES = 128
 """Answers a request: its prompts times `n`."""
 
 MAX_STOPS, MAX_STOP_LENGTH = 16, 256
 """Stop strings a request, and characters of each."""
-
-MAX_LOGPROBS = 20
 
 MAX_BIASES = 1024
 
@@ -174,7 +173,7 @@ class ChatRequest(Sampled):
     messages: Annotated[list[Message], FailFast()] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    top_logprobs: int | None = Field(None, ge=0, le=TOP)
     tools: Annotated[list[dict[str, Any]], FailFast()] = []
     tool_choice: Literal["auto", "none"] = "auto"
     chat_template_kwargs: dict[str, Any] = {}
@@ -201,7 +200,7 @@ class CompletionRequest(Sampled):
 
     prompt: Annotated[list[str | list[int]], Field(min_length=1), BeforeValidator(_list_prompts)]
     max_tokens: int | None = Field(16, ge=1)
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    logprobs: int | None = Field(None, ge=0, le=TOP)
     echo: bool = False
 
     @property

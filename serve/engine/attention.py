@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from dspark_jax.sharding import tensor_shards
+
 Implementation = Literal["kernel", "plain"]
 
 PAGES = P(None, None, "tensor", None)
@@ -70,8 +72,7 @@ def _kernel(q, pages, *markers) -> jax.Array:
         columns, page_size = markers[1].shape[1], pages.shape[1]
         sizes = {"num_kv_pages_per_block": max(min(512 // page_size, columns), 1), "num_queries_per_block": 32}
     attend = partial(ragged_paged_attention, sm_scale=q.shape[-1] ** -0.5, **sizes)
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.shape["tensor"] == 1:
+    if tensor_shards() == 1:
         return attend(q, pages, *markers)
     heads, everywhere = P(None, "tensor", None), (P(),) * len(markers)
     # The kernel says nothing of how its result varies over the mesh.

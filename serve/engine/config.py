@@ -2,6 +2,9 @@
 
 import dataclasses
 
+DEFAULT_LENGTH = 2048
+"""Positions of a request where nothing is said: the memory of slots grows with them."""
+
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
@@ -9,7 +12,8 @@ class EngineConfig:
 
     Attributes:
       slots: requests that run at once; max_waiting: that may wait besides.
-      max_length: positions of a request, prompt included; 0 is the target's own limit. Fewer if all pages hold fewer.
+      max_length: positions of a request, prompt included; 0 is the target's own limit, but at most `DEFAULT_LENGTH`.
+        Fewer if all pages hold fewer.
       page_size: positions a page of the KV pool; pages: 0 is enough for all slots at full length.
       chunk: tokens of prompts a step at most.
       block_size: drafts a round; None is what the drafter was trained for.
@@ -19,7 +23,7 @@ class EngineConfig:
 
     slots: int = 8
     max_waiting: int = 256
-    max_length: int = 2048
+    max_length: int = 0
     page_size: int = 32
     pages: int = 0
     chunk: int = 64

@@ -1,15 +1,12 @@
 """What happened in steps, summed up here and told to whoever watches."""
 
 import dataclasses
-import logging
 from typing import TYPE_CHECKING, Protocol
 
 from serve.engine.step import Results
 
 if TYPE_CHECKING:
     from serve.engine.engine import Flight, ServeEngine
-
-log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
@@ -39,7 +36,7 @@ class StepCounts:
         self.steps += 1
         self.drafted_steps += drafted
         self.rows += flight.launch.rows
-        self.used += int((results.count > 0).sum()) + verified
+        self.used += results.used
         self.drafted += int(flight.choice.running.sum()) * results.survival.shape[1] * drafted
         self.verified += verified
         self.accepted += int(results.accepted.sum())

@@ -69,6 +69,7 @@ class ServeEngine:
           ValueError: see `Runner`.
         """
         self.runner = runner = Runner(target, drafter, config, scaling, mesh)
+        self.capacity = config.slots + config.max_waiting
         self.config, self.target_config, self.max_length, self.gauges = config, target.config, runner.max_length, gauges
         pool = PagePool(runner.pages, config.page_size, reserved=1)
         self.scheduler = Scheduler(pool, config.slots, runner.columns, config.chunk, runner.reach)
@@ -124,7 +125,7 @@ class ServeEngine:
         stream = EngineStream(lambda: self._tell(lambda: self._end(sequence, "abort")))
         sequence = Sequence(request, limit, stream, seeds_of([request.seed])[0])
         with self._wake:  # in one go: whoever ends the engine ends all that it was handed
-            if not self.healthy or self._live >= self.config.max_waiting + self.config.slots:
+            if not self.healthy or self._live >= self.capacity:
                 raise QueueFull(self._live, max(1.0, 0.1 * self._live))
             self._live += 1
             self._inbox.append(lambda: self.scheduler.waiting.append(sequence))

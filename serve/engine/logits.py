@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from serve.engine.state import TOP, Slots
+from serve.engine.request import TOP
+from serve.engine.state import Slots, Terms
 
 
 def changed(logits: jax.Array, slots: Slots, slot: jax.Array, ahead: jax.Array) -> jax.Array:
@@ -16,11 +17,11 @@ def changed(logits: jax.Array, slots: Slots, slot: jax.Array, ahead: jax.Array) 
     """
     terms = jax.tree.map(lambda x: x[slot], slots.terms)
     some = jnp.any(terms.changes)
-    return jax.lax.cond(some, lambda x: _changed(x, slots, slot, ahead), lambda x: x, logits)
+    return jax.lax.cond(some, lambda x: _changed(x, slots, terms, slot, ahead), lambda x: x, logits)
 
 
-def _changed(logits: jax.Array, slots: Slots, slot: jax.Array, ahead: jax.Array) -> jax.Array:
-    t, length = jax.tree.map(lambda x: x[slot], (slots.terms, slots.length))
+def _changed(logits: jax.Array, slots: Slots, t: Terms, slot: jax.Array, ahead: jax.Array) -> jax.Array:
+    length = slots.length[slot]
     rows, v = jnp.arange(len(logits))[:, None], logits.shape[1]
     ids = jnp.concatenate([slots.tokens[slot], slots.drafts[slot]], axis=1)
     column, k = jnp.arange(slots.tokens.shape[1]), jnp.arange(slots.drafts.shape[1])

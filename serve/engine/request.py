@@ -6,6 +6,9 @@ from typing import Literal, Protocol
 
 from dspark_jax.decoding.generate import Request
 
+TOP = 20
+"""Most likely tokens a request may be told of; OpenAI's limit."""
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -107,6 +110,8 @@ class Engine(Protocol):
     """What the HTTP side needs."""
 
     max_length: int
+    capacity: int
+    """Requests that run and wait at most."""
 
     def submit(self, request: ServeRequest) -> Stream:
         """Queues a request; called on the event loop's thread, returns at once.

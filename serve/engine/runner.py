@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -23,12 +23,15 @@ from dspark_jax.models.config import TargetConfig
 from dspark_jax.models.decoder import Decoder
 from dspark_jax.scheduling import Stairs, StepCosts
 from serve.engine.attention import PAGES
-from serve.engine.config import EngineConfig, ladder
+from serve.engine.config import DEFAULT_LENGTH, EngineConfig, ladder
 from serve.engine.request import ServeRequest
 from serve.engine.scheduler import Sequence, Step
 from serve.engine.state import Slots
 from serve.engine.step import Orders, Plan, Results, draft, enter, run
 from serve.engine.terms import terms_of
+
+MEASURED_AT = 256
+"""Positions of context at which steps are measured."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +95,7 @@ class Runner:
         g = trained if config.block_size is None else config.block_size
         if not 0 <= g <= trained:
             raise ValueError(f"block_size must be within 0..{trained}, what the drafter was trained for; got {g}.")
-        self.max_length = config.max_length or c.max_positions
+        self.max_length = config.max_length or min(c.max_positions, DEFAULT_LENGTH)
         if not 1 < self.max_length <= c.max_positions:
             raise ValueError(f"max_length must be within 2..{c.max_positions}, got {self.max_length}.")
         if mesh is not None and c.num_kv_heads % (shards := mesh.shape["tensor"]):
@@ -101,7 +104,7 @@ class Runner:
         self.config, self.block_size, self._target_config, self._mesh = config, g, c, mesh
         graph, params = nnx.split(target)
         draft_graph, draft_params = nnx.split(drafter) if drafter else (None, None)
-        self._plan = Plan(graph, draft_graph, g, config.page_size, scaling and scaling.first(g))
+        self._plan = Plan(graph, draft_graph, g, config.page_size, scaling.first(g) if scaling and g else None)
         self._params = params, draft_params, drafter and drafter.draft_head(target)
         self.reach = reach_of(drafter.config if drafter else None)
         longest = columns_for(self.max_length, self.reach, config.page_size)
@@ -123,6 +126,11 @@ class Runner:
     def drafts(self) -> bool:
         """Whether there is anything to draft with."""
         return self._plan.drafter is not None
+
+    @property
+    def sizes(self) -> str:
+        """What measured costs are of, besides the models; before `warm_up`."""
+        return f"draft {self._drafting}, run {self._rows}, pages of {self.config.page_size}"
 
     @property
     def programs(self) -> int:
@@ -161,7 +169,7 @@ class Runner:
         return Launch(results, rows, extra)
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None, repeats: int = 3) -> StepCosts:
-        """Compiles every program and measures it: what steps cost here, at contexts of up to 256 positions.
+        """Compiles every program and measures it: what steps cost here, at contexts of up to `MEASURED_AT` positions.
 
         Args:
           progress: told how many of how many programs are done.
@@ -169,7 +177,7 @@ class Runner:
         """
         s, g = self.config.slots, self.block_size
         slots, table = np.arange(s, dtype=np.int32), np.zeros((s, self.columns), np.int32)
-        middle = max(min(256, self.max_length - (repeats + 2) * (g + 1)), 1)
+        middle = max(min(MEASURED_AT, self.max_length - (repeats + 2) * (g + 1)), 1)
         everything = terms_of(ServeRequest([0]), self._target_config, self.max_length, 0)
 
         def orders(rows: int) -> Orders:
@@ -192,9 +200,11 @@ class Runner:
             seconds[key] = float(np.median(times[1:]))
             progress(done, len(drafting | running))
         self._slots = self._slots.replace(finish=jnp.full_like(self._slots.finish, Finish.EMPTY))
-        stairs = []
+        compiled, stairs = self._rows, []
+        self._rows = worthwhile({n: seconds[n, 0] for n in self._rows})
+        self._mixed = worthwhile({n: seconds[n, self.config.chunk] for n in self._mixed})
         for n in self._drafting:
-            sizes = tuple(rows for rows in self._rows if rows >= n)
+            sizes = tuple(rows for rows in compiled if rows >= n)
             measured = tuple(seconds[rows, 0] for rows in sizes)
             stairs.append(Stairs(n, sizes, measured, seconds.get(("draft", n), 0.0)))
         return StepCosts(tuple(stairs))
@@ -230,6 +240,11 @@ class Runner:
             return tuple(jnp.zeros(shape, model.dtype, device=lie) for _ in range(model.config.num_layers))
 
         return slots.replace(pages=pages(target), draft_pages=pages(drafter) if drafter else ())
+
+
+def worthwhile(seconds: Mapping[int, float]) -> list[int]:
+    """Sizes of programs, ascending, without those that take longer than a larger one."""
+    return [n for n, own in seconds.items() if all(own <= other for m, other in seconds.items() if m > n)]
 
 
 def reach_of(drafter: DrafterConfig | None) -> int:

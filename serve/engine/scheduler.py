@@ -30,14 +30,14 @@ class Sequence:
     limit: int
     sink: Any
     seed: int
-    tokens: list[int] = dataclasses.field(default_factory=list)
+    tokens: list[int] = dataclasses.field(init=False)
+    usage: Usage = dataclasses.field(init=False)
     slot: int = -1
     pages: list[int] = dataclasses.field(default_factory=list)
     computed: int = 0
     decoding: bool = False
     ahead: int = 0
     ended: bool = False
-    usage: Usage = dataclasses.field(default_factory=lambda: Usage(0))
 
     def __post_init__(self) -> None:
         self.tokens = list(map(int, self.request.prompt))
@@ -107,7 +107,6 @@ class Scheduler:
             sequence.pages, sequence.computed = found
             if not sequence.resumed:  # what was told of it stays
                 sequence.usage = dataclasses.replace(sequence.usage, cached_tokens=sequence.computed)
-            sequence.decoding = False
             sequence.slot = self._free.pop()
             self._write(sequence)
             self.running.append(sequence)
@@ -158,7 +157,7 @@ class Scheduler:
         """Takes slot and pages from the request that came last; it waits first in line. No step may be unread."""
         sequence = self.running[-1]
         self.leave(sequence)
-        sequence.slot, sequence.computed, sequence.decoding = -1, 0, False
+        sequence.decoding = False
         self.waiting.appendleft(sequence)
         self.preemptions += 1
         return sequence

@@ -15,9 +15,6 @@ BIASES = 320
 STOPS = 32
 """Stop ids a request may have."""
 
-TOP = 20
-"""Most likely tokens a request may be told of; OpenAI's limit."""
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

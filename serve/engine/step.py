@@ -90,6 +90,11 @@ class Results:
     top_ids: jax.Array
     top: jax.Array
 
+    @property
+    def used(self) -> int:
+        """Places of the program that were anchors or drafts, once the arrays are on the host."""
+        return int((self.count > 0).sum() + self.verified.sum())
+
 
 @partial(jax.jit, donate_argnames="slots")
 def enter(

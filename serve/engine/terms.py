@@ -10,8 +10,8 @@ from dspark_jax.decoding.generate import check_request, stop_ids_of
 from dspark_jax.decoding.keys import request_keys
 from dspark_jax.decoding.sampling import Sampling
 from dspark_jax.models.config import TargetConfig
-from serve.engine.request import ServeRequest
-from serve.engine.state import BIASES, STOPS, TOP, Terms
+from serve.engine.request import TOP, ServeRequest
+from serve.engine.state import BIASES, STOPS, Terms
 
 
 def check(request: ServeRequest, config: TargetConfig, max_length: int) -> None:

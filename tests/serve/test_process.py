@@ -37,7 +37,8 @@ def ask(served: Served, i: int) -> tuple[str, str | None]:
 @pytest.mark.slow
 def test_killed_and_started_again_then_told_to_end(checkpoints, target, solo):
     whole = [target.tokenizer.decode(alone.tokens) for alone in solo(ASKED)]
-    with running_server(checkpoints) as served, ThreadPoolExecutor(len(ASKED)) as pool:
+    costs = checkpoints / "costs.json"
+    with running_server(checkpoints, "--costs", f"{costs}") as served, ThreadPoolExecutor(len(ASKED)) as pool:
         asked = [pool.submit(ask, served, i) for i in range(len(ASKED))]
         served.wait_until(lambda: served.metrics()["generated_tokens_total"] > 20)
         served.process.send_signal(signal.SIGKILL)
@@ -47,7 +48,11 @@ def test_killed_and_started_again_then_told_to_end(checkpoints, target, solo):
     assert all(text == whole[i] for i, (text, reason) in enumerate(found) if reason is not None)
     assert all(whole[i].startswith(text.rstrip("\ufffd")) for i, (text, _) in enumerate(found))
 
-    with running_server(checkpoints, port=served.port) as again, ThreadPoolExecutor(len(ASKED)) as pool:
+    measured = costs.read_bytes()
+    with (
+        running_server(checkpoints, "--costs", f"{costs}", port=served.port) as again,
+        ThreadPoolExecutor(len(ASKED)) as pool,
+    ):
         asked = [pool.submit(ask, again, i) for i in range(len(ASKED))]
         again.wait_until(lambda: again.metrics()["generated_tokens_total"] > 20)
         again.process.send_signal(signal.SIGTERM)
@@ -56,7 +61,7 @@ def test_killed_and_started_again_then_told_to_end(checkpoints, target, solo):
         assert status == 503 and headers["Retry-After"] and b"takes no requests now" in text
         assert [future.result() for future in asked] == [(text, "length") for text in whole]
         assert again.process.wait(PATIENCE) == 0
-        assert "Traceback" not in again.log.read_text()
+        assert "Traceback" not in again.log.read_text() and costs.read_bytes() == measured
 
 
 @pytest.mark.slow

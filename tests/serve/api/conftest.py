@@ -94,6 +94,7 @@ class FakeEngine:
     """Keeps what it was asked; `script(request)` is what it says."""
 
     max_length = MAX_LENGTH
+    capacity = 264
 
     def __init__(self) -> None:
         self.reset()

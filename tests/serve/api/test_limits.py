@@ -101,6 +101,13 @@ def test_full_queue_is_a_429_and_leaves_nothing_behind(served, client):
     wait_until(lambda: len(served.engine.cancelled) == 2)
 
 
+def test_more_answers_than_ever_fit_are_no_matter_of_trying_again(served, client, monkeypatch):
+    monkeypatch.setattr(served.engine, "capacity", 4)
+    with pytest.raises(openai.BadRequestError, match="asks for 5 answers; at most 4 run and wait"):
+        client.chat.completions.create(model="tiny", messages=MESSAGES, n=5)
+    assert not served.engine.requests
+
+
 @pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_more_requests_than_may_wait(served, count):
     served.engine.limit = 20

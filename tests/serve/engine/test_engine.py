@@ -6,8 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dspark_jax.calibration.survival import Scaling
 from dspark_jax.scheduling import EarlyStop, Fixed, Gate, LaggedCapacity, Plain, StepCosts, Threshold
+from serve.engine.config import EngineConfig
 from serve.engine.request import QueueFull, ServeRequest
+from serve.engine.runner import Runner, worthwhile
 from tests.serve.engine.conftest import CONFIG, G, collect, mixed, tokens_of
 
 COSTS = StepCosts.from_steps_per_second({3: 10.0, 6: 9.9, 12: 9.8}, draft_seconds=0.001)
@@ -164,6 +167,16 @@ def test_what_can_never_run_is_refused_at_once_and_a_full_queue_says_so(engine):
         asyncio.run(submit(ServeRequest([1]), CONFIG.slots + CONFIG.max_waiting + 1))
     with pytest.raises(ValueError, match="EarlyStop sizes a step by its own survival"):
         engine.use(EarlyStop(COSTS))
+
+
+def test_programs_that_take_longer_than_larger_ones_are_not_run():
+    assert worthwhile({1: 5.0, 2: 7.0, 4: 6.0, 8: 6.5, 12: 15.0, 16: 11.0}) == [1, 4, 8, 16]
+
+
+def test_no_drafts_and_no_size_given_take_what_the_target_has(stopping_target, drafter):
+    scaling = Scaling((1.0,) * G)
+    runner = Runner(stopping_target, drafter, EngineConfig(slots=2, block_size=0, page_size=8), scaling)
+    assert not runner.drafts and runner.max_length == stopping_target.config.max_positions
 
 
 def test_no_request_starves_beside_surer_ones(engine):

@@ -1,0 +1,17 @@
+"""Costs that a server measured are kept, and read where they hold."""
+
+import pytest
+
+from dspark_jax.scheduling import StepCosts
+from serve.__main__ import kept
+
+HERE = {"device": "cpu", "programs": "run [1, 2]"}
+
+
+def test_costs_are_written_once_and_read_where_they_hold(tmp_path):
+    path = str(tmp_path / "costs.json")
+    first, other = (StepCosts.from_steps_per_second({1: sps, 2: sps / 2}) for sps in (4.0, 8.0))
+    assert kept(path, first, HERE) == first
+    assert kept(path, other, HERE) == first
+    with pytest.raises(ValueError, match=r"programs 'run \[1, 2\]', here 'run \[1\]'.*--costs and a new file"):
+        kept(path, first, HERE | {"programs": "run [1]"})
