@@ -177,8 +177,8 @@ def count(function, arguments, donate: int) -> tuple[float, float]:
     return cost["bytes accessed"], cost["flops"]
 
 
-def torch_runner(target) -> Callable[[Request], list[int]]:
-    """transformers' generate with the same float32 weights."""
+def torch_model(target):
+    """transformers' Llama with the same float32 weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -204,6 +204,14 @@ def torch_runner(target) -> Callable[[Request], list[int]]:
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     model.tie_weights()
+    return model
+
+
+def torch_runner(target) -> Callable[[Request], list[int]]:
+    """transformers' generate."""
+    import torch
+
+    model = torch_model(target)
 
     def run(request: Request) -> list[int]:
         ids = torch.tensor([list(request.prompt)])

@@ -48,6 +48,8 @@ class Serving:
       server_command: starts a server; {python}, {policy} and {port} are filled in.
       policies: started one after the other.
       urls: NAME=URL of servers that run already, measured in place of the policies.
+      transformers: also run this model (as `--target`) with transformers on torch, in batches of 8 prompts; python:
+        which has torch and transformers.
       model: name to ask for; the first of /v1/models if absent.
       users: closed loop, so many users at a time; rates: open loop, so many requests a second.
       requests: at least so many a point; each: and so many a user.
@@ -61,6 +63,8 @@ class Serving:
     server_command: str = "{python} -m serve --policy {policy} --port {port}"
     policies: tuple[str, ...] = ("none", "fixed", "threshold", "scheduled")
     urls: tuple[str, ...] = ()
+    transformers: str | None = None
+    python: str = sys.executable
     model: str | None = None
     users: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     rates: tuple[float, ...] = ()
@@ -84,20 +88,23 @@ def main(options: Serving) -> None:
     out.mkdir(parents=True, exist_ok=True)
     prompts, modes = read_domains(options.data), dict(pair.split("=", 1) for pair in options.urls)
     loads: dict[Key, list[Load]] = defaultdict(list)
+    peers: dict[str, list[float]] = defaultdict(list)
     for _ in range(options.repeats):
         for mode in modes or options.policies:
             with contextlib.ExitStack() as stack:
                 url = modes[mode] if modes else stack.enter_context(server(options, mode, out / f"{mode}.log"))
                 for kind, value, load in asyncio.run(measure(url, prompts, options)):
                     loads[mode, kind, value].append(load)
+        if options.transformers:
+            peers["transformers"].append(run_transformers(options, prompts))
     if options.json:
         rows = [
             {"mode": m, k: v, "repeats": [*map(dataclasses.asdict, repeats)]} for (m, k, v), repeats in loads.items()
         ]
-        Path(options.json).write_text(json.dumps({"machine": machine(), "loads": rows}))
+        Path(options.json).write_text(json.dumps({"machine": machine(), "loads": rows, "peers": peers}))
     summaries = {key: [Summary.of(load) for load in repeats] for key, repeats in loads.items()}
     console.print(f"{machine()}; {options.max_tokens} new tokens, temperature {options.temperature}, {options.data}")
-    console.print(table(summaries, options.repeats))
+    console.print(table(summaries, peers, options.repeats))
     curves: dict[str, dict[int, Summary]] = defaultdict(dict)
     for (mode, kind, value), repeats in summaries.items():
         if kind == "users":
@@ -198,7 +205,15 @@ def answers(url: str) -> bool:
         return False
 
 
-def table(summaries: dict[Key, list[Summary]], repeats: int) -> Table:
+def run_transformers(options: Serving, prompts: list[str]) -> float:
+    """Tokens/s of transformers on torch, in a process of its own."""
+    asked = {"model": options.transformers, "prompts": prompts[:24], "max_tokens": options.max_tokens}
+    command = [options.python, "-m", "benchmarks.transformers_batches"]
+    done = subprocess.run(command, input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def table(summaries: dict[Key, list[Summary]], peers: dict[str, list[float]], repeats: int) -> Table:
     """Medians; ratios of throughput are taken within a repeat."""
     result = Table(title=f"medians over {repeats} repeats; seconds; ratios of throughput")
     columns = (
@@ -227,6 +242,10 @@ def table(summaries: dict[Key, list[Summary]], repeats: int) -> Table:
             numbers += [f"{found.accept_length:.2f}", f"{found.budget:.2f}", f"{found.errors:.0f}"]
             ratios = [ratio(rates[mode], rates.get("none")), ratio(rates[mode], best)]
             result.add_row(f"{value:g} {kind}", mode, *numbers, *ratios)
+        for mode, speeds in peers.items() if (kind, value) == ("users", 8) else ():
+            best = [max(side) for side in zip(*rates.values(), strict=True)]
+            numbers = [f"{statistics.median(speeds):.1f}", *[""] * 9]
+            result.add_row("8 users", mode, *numbers, ratio(speeds, rates.get("none")), ratio(speeds, best))
         result.add_section()
     return result
 

@@ -160,6 +160,16 @@ def test_a_run_measures_every_point_and_writes_what_it_found(fake, tmp_path, cap
         assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
 
 
+def test_transformers_stands_beside_eight_users(capsys):
+    found = [Summary.of(Load([Answer(0, 4, (1, 2, 4), USAGE)], speed)) for speed in (2.0, 1.0)]
+    rates = [summary.throughput / 2 for summary in found]
+    serve.console.print(serve.table({("none", "users", users): found for users in (4, 8)}, {"transformers": rates}, 2))
+    printed = capsys.readouterr().out
+    assert printed.count("transformers") == 1
+    cells = printed.split("transformers")[1].split("\n")[0].split("│")
+    assert [cell.strip() for cell in cells[-3:-1]] == ["0.50", "0.50"]
+
+
 def test_a_server_that_does_not_start_is_an_error_with_its_last_words(tmp_path):
     options = Serving(data=(), server_command="{python} -c \"raise SystemExit('no chip {policy}')\"")
     with pytest.raises(RuntimeError, match="no chip none"), serve.server(options, "none", tmp_path / "log"):
