@@ -81,6 +81,16 @@ def _kernel(q, pages, *markers) -> jax.Array:
 
 
 def _plain(q, pages, kv_lens, page_indices, cu_q_lens, num_seqs, tile: int) -> jax.Array:
+    """By tiles of one query where no sequence has more: the others' places would be computed for nothing."""
+    r = len(page_indices)
+    q_lens = jnp.where(jnp.arange(r) < num_seqs[0], jnp.diff(cu_q_lens), 0)
+    inputs = q, pages, kv_lens, page_indices, cu_q_lens, q_lens
+    if tile == 1:
+        return _tiles(*inputs, 1)
+    return jax.lax.cond(jnp.any(q_lens > 1), partial(_tiles, tile=tile), partial(_tiles, tile=1), *inputs)
+
+
+def _tiles(q, pages, kv_lens, page_indices, cu_q_lens, q_lens, tile: int) -> jax.Array:
     """Tiles of queries in groups, each over blocks of its pages, with the softmax kept as it runs.
 
     Both loops end where the stream does, so that a step pays for the tokens and contexts that are there.
@@ -88,7 +98,6 @@ def _plain(q, pages, kv_lens, page_indices, cu_q_lens, num_seqs, tile: int) -> j
     (t, n, h), (_, page_size, k2, _), (r, width) = q.shape, pages.shape, page_indices.shape
     k, share = k2 // 2, 2 * n // k2
     group, block = min(GROUP, r), max(min(BLOCK // page_size, width), 1)
-    q_lens = jnp.where(jnp.arange(r) < num_seqs[0], jnp.diff(cu_q_lens), 0)
     tiles = -(-q_lens // tile)
     ends = jnp.cumsum(tiles)
 

@@ -117,9 +117,9 @@ class Runner:
         most = config.slots * (1 + g)
         if config.rows and config.rows[-1] < most:
             raise ValueError(f"rows must reach {most}, a block and its anchor for every slot; got {config.rows}.")
-        self._rows = list(config.rows) or ladder(most, halves=True)
         self._mixed = list(config.rows[-1:]) or ladder(most, step=4)
         self._drafting = [config.slots] if config.rows else ladder(config.slots)
+        self._rows = rows_by_requests(list(config.rows) or ladder(most, halves=True), self._drafting, g)
         self._slots = self._empty(target, drafter)
 
     @property
@@ -146,7 +146,8 @@ class Runner:
         """Dispatches a step; nothing waits for it."""
         decoding = len(step.decoding)
         extra = self.config.chunk if step.prefill.any() else 0
-        sizes, wanted = self._mixed if extra else self._rows, decoding + choice.admitted * choice.drafted
+        wanted = decoding + choice.admitted * choice.drafted
+        sizes = self._mixed if extra else self._rows[next(n for n in self._drafting if n >= decoding)]
         rows = next((n for n in sizes if n >= wanted), sizes[-1])
         if choice.drafted:
             self._draft(step.order, step.page_indices, next(n for n in self._drafting if n >= len(step.draftable)))
@@ -180,14 +181,15 @@ class Runner:
         middle = max(min(MEASURED_AT, self.max_length - (repeats + 2) * (g + 1)), 1)
         everything = terms_of(ServeRequest([0]), self._target_config, self.max_length, 0)
 
-        def orders(rows: int) -> Orders:
-            decode = slots < rows
+        def measured(requests: int, rows: int, extra: int) -> Callable[[], Results]:
+            decode = slots < min(requests, rows)
             limits = np.int32(rows), np.int32(g), np.int32(0), np.float32(0)
-            return Orders(slots, np.zeros_like(slots), decode, decode, table, *limits)
+            orders = Orders(slots, np.zeros_like(slots), decode, decode, table, *limits)
+            return lambda: self._run(orders, rows, extra)
 
         drafting = {("draft", n): lambda n=n: self._draft(slots, table, n) for n in self._drafting if self.drafts}
-        streams = [(n, 0) for n in self._rows] + [(n, self.config.chunk) for n in self._mixed]
-        running = {(n, extra): lambda n=n, extra=extra: self._run(orders(n), n, extra) for n, extra in streams}
+        running = {(n, rows): measured(n, rows, 0) for n, sizes in self._rows.items() for rows in sizes}
+        running |= {("mixed", rows): measured(s, rows, self.config.chunk) for rows in self._mixed}
         seconds: dict[Any, float] = {}
         for done, (key, one) in enumerate((drafting | running).items(), 1):
             for slot in range(s):  # every slot in the middle of a request, in nobody's page
@@ -200,14 +202,13 @@ class Runner:
             seconds[key] = float(np.median(times[1:]))
             progress(done, len(drafting | running))
         self._slots = self._slots.replace(finish=jnp.full_like(self._slots.finish, Finish.EMPTY))
-        compiled, stairs = self._rows, []
-        self._rows = worthwhile({n: seconds[n, 0] for n in self._rows})
-        self._mixed = worthwhile({n: seconds[n, self.config.chunk] for n in self._mixed})
-        for n in self._drafting:
-            sizes = tuple(rows for rows in compiled if rows >= n)
-            measured = tuple(seconds[rows, 0] for rows in sizes)
-            stairs.append(Stairs(n, sizes, measured, seconds.get(("draft", n), 0.0)))
-        return StepCosts(tuple(stairs))
+        stairs = tuple(
+            Stairs(n, tuple(sizes), tuple(seconds[n, rows] for rows in sizes), seconds.get(("draft", n), 0.0))
+            for n, sizes in self._rows.items()
+        )
+        self._mixed = worthwhile({rows: seconds["mixed", rows] for rows in self._mixed})
+        self._rows = {n: worthwhile({rows: seconds[n, rows] for rows in sizes}) for n, sizes in self._rows.items()}
+        return StepCosts(stairs)
 
     def _enter(self, slot: int, terms: Any, tokens: list[int], length: int, computed: int) -> None:
         row = np.zeros(self.max_length, np.int32)
@@ -240,6 +241,16 @@ class Runner:
             return tuple(jnp.zeros(shape, model.dtype, device=lie) for _ in range(model.config.num_layers))
 
         return slots.replace(pages=pages(target), draft_pages=pages(drafter) if drafter else ())
+
+
+def rows_by_requests(sizes: list[int], requests: list[int], block_size: int) -> dict[int, list[int]]:
+    """Which of the programs' `sizes` steps of up to so many requests run in, by the next of these numbers `requests`:
+    those that are too large for the number before it, up to one that holds an anchor and a block of each."""
+    found = {}
+    for below, n in zip([0, *requests], requests, strict=False):
+        most = next(size for size in sizes if size >= n * (1 + block_size))
+        found[n] = [size for size in sizes if below < size <= most]
+    return found
 
 
 def worthwhile(seconds: Mapping[int, float]) -> list[int]:

@@ -8,9 +8,9 @@ import pytest
 
 from dspark_jax.calibration.survival import Scaling
 from dspark_jax.scheduling import EarlyStop, Fixed, Gate, LaggedCapacity, Plain, StepCosts, Threshold
-from serve.engine.config import EngineConfig
+from serve.engine.config import EngineConfig, ladder
 from serve.engine.request import QueueFull, ServeRequest
-from serve.engine.runner import Runner, worthwhile
+from serve.engine.runner import Runner, rows_by_requests, worthwhile
 from tests.serve.engine.conftest import CONFIG, G, collect, mixed, tokens_of
 
 COSTS = StepCosts.from_steps_per_second({3: 10.0, 6: 9.9, 12: 9.8}, draft_seconds=0.001)
@@ -171,6 +171,15 @@ def test_what_can_never_run_is_refused_at_once_and_a_full_queue_says_so(engine):
 
 def test_programs_that_take_longer_than_larger_ones_are_not_run():
     assert worthwhile({1: 5.0, 2: 7.0, 4: 6.0, 8: 6.5, 12: 15.0, 16: 11.0}) == [1, 4, 8, 16]
+
+
+def test_steps_run_in_programs_that_hold_them():
+    sizes = ladder(24, halves=True)
+    assert sizes == [1, 2, 4, 6, 8, 12, 16, 24]
+    found = rows_by_requests(sizes, [1, 2, 4], 5)
+    assert found == {1: [1, 2, 4, 6], 2: [2, 4, 6, 8, 12], 4: [4, 6, 8, 12, 16, 24]}
+    assert rows_by_requests(sizes, [1, 2, 4], 0) == {1: [1], 2: [2], 4: [4]}
+    assert rows_by_requests([6, 24], [4], 5) == {4: [6, 24]}
 
 
 def test_no_drafts_and_no_size_given_take_what_the_target_has(stopping_target, drafter):
