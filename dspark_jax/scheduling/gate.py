@@ -14,17 +14,15 @@ from dspark_jax.scheduling.pool import Round
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Ledger:
-    """What drafting brought and took; recent rounds weigh more. Scalars, except the inner state.
+    """What drafting brought and took; recent rounds weigh more.
 
     Attributes:
-      inner: state of the policy behind the gate.
       tokens: of drafted rounds; squares: sum of the square of each request's; rounds: of requests, how many they are.
       seconds: of those rounds, for each request, in units of a plain round.
       on: whether drafting paid when last asked.
       waited: plain rounds since the last drafted one; patience: how many to wait for.
     """
 
-    inner: Any
     tokens: jax.Array
     squares: jax.Array
     rounds: jax.Array
@@ -32,6 +30,29 @@ class Ledger:
     on: jax.Array
     waited: jax.Array
     patience: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class GateState:
+    """What a gate remembers.
+
+    Attributes:
+      inner: state of the policy behind it.
+      ledgers: fields [levels], one for each number of running requests up to 1, 2, 4, 8 ..
+    """
+
+    inner: Any
+    ledgers: Ledger
+
+    def level(self, round: Round) -> jax.Array:
+        """Which ledger a round belongs to."""
+        levels = len(self.ledgers.on)
+        return jnp.minimum(jnp.searchsorted(2 ** jnp.arange(levels), round.requests), levels - 1)
+
+    def ledger(self, round: Round) -> Ledger:
+        """The round's own, fields []."""
+        return jax.tree.map(lambda x: x[self.level(round)], self.ledgers)
 
 
 @dataclass(frozen=True)
@@ -44,7 +65,8 @@ class Gate(Policy):
     round now and then: trials take five times `trial_share` of the time at first, then, at doubling intervals, just
     that. A trial halves the weight of what was known, and one that pays is repeated at once.
 
-    All it knows is from earlier rounds; what it knows outlasts the requests it is from.
+    All it knows is from earlier rounds; what it knows outlasts the requests it is from. What holds for few requests at
+    a time need not hold for many, so there is a ledger for each number of them, by powers of two.
 
     Attributes:
       policy: decides on lengths; costs: of the machine that runs the steps.
@@ -74,18 +96,20 @@ class Gate(Policy):
                 f"memory must be within [0, 1), trial_share within (0, 1]; got {self.memory} and {self.trial_share}."
             )
 
-    def initial_state(self, rows: int, block_size: int) -> Ledger:
-        zero, none = jnp.zeros(()), jnp.zeros((), jnp.int32)
-        inner = self.policy.initial_state(rows, block_size)
-        return Ledger(inner, zero, zero, zero, zero, jnp.array(True), none, none)
+    def initial_state(self, rows: int, block_size: int) -> GateState:
+        levels = (rows - 1).bit_length() + 1
+        zero, none = jnp.zeros(levels), jnp.zeros(levels, jnp.int32)
+        ledgers = Ledger(zero, zero, zero, zero, jnp.ones(levels, bool), none, none)
+        return GateState(self.policy.initial_state(rows, block_size), ledgers)
 
-    def renew(self, state: Ledger, fresh: jax.Array) -> Ledger:
+    def renew(self, state: GateState, fresh: jax.Array) -> GateState:
         return replace(state, inner=self.policy.renew(state.inner, fresh))
 
-    def drafts(self, round: Round, state: Ledger) -> jax.Array:
-        return (self.pays(state) | (state.waited >= state.patience)) & self.policy.drafts(round, state.inner)
+    def drafts(self, round: Round, state: GateState) -> jax.Array:
+        ledger = state.ledger(round)
+        return (self._pays(ledger) | (ledger.waited >= ledger.patience)) & self.policy.drafts(round, state.inner)
 
-    def pays(self, state: Ledger) -> jax.Array:
+    def _pays(self, state: Ledger) -> jax.Array:
         """Whether drafting pays, as far as is known; yes while nothing is."""
         variance = state.squares - state.tokens**2 / jnp.maximum(state.rounds, 1)
         # Few rounds may look alike by chance: one token squared stands in for what they do not show.
@@ -94,13 +118,18 @@ class Gate(Policy):
         opens = state.tokens >= (1 + self.minimum_gain) * state.seconds
         return (state.rounds == 0) | jnp.where(state.on, stays, opens)
 
-    def lengths(self, survival: jax.Array, round: Round, state: Ledger) -> jax.Array:
+    def lengths(self, survival: jax.Array, round: Round, state: GateState) -> jax.Array:
         return self.policy.lengths(survival, round, state.inner)
 
-    def update(self, state: Ledger, round: Round, outcome: Outcome | None) -> Ledger:
-        inner, on = self.policy.update(state.inner, round, outcome), self.pays(state)
+    def update(self, state: GateState, round: Round, outcome: Outcome | None) -> GateState:
+        level, ledger = state.level(round), self._noted(state.ledger(round), round, outcome)
+        ledgers = jax.tree.map(lambda all, one: all.at[level].set(one), state.ledgers, ledger)
+        return GateState(self.policy.update(state.inner, round, outcome), ledgers)
+
+    def _noted(self, state: Ledger, round: Round, outcome: Outcome | None) -> Ledger:
+        on = self._pays(state)
         if outcome is None:
-            return replace(state, inner=inner, on=on, waited=state.waited + 1)
+            return replace(state, on=on, waited=state.waited + 1)
         drafts = jnp.max(outcome.lengths) if round.padded else jnp.sum(outcome.lengths)
         plain = round.step(self.costs, jnp.zeros((), jnp.int32), drafted=False)
         seconds = round.requests * round.step(self.costs, drafts) / plain
@@ -113,7 +142,6 @@ class Gate(Policy):
         patience = jnp.where(on, first, jnp.where(good, state.patience, jnp.clip(2 * state.patience, first, longest)))
         kept = jnp.where(on, self.memory, 0.5)
         return Ledger(
-            inner,
             tokens=kept * state.tokens + tokens,
             squares=kept * state.squares + jnp.sum(emitted**2),
             rounds=kept * state.rounds + round.requests,

@@ -21,7 +21,7 @@ PAGES = P(None, None, "tensor", None)
 TILE = 8
 """Queries of one sequence that the plain form takes together."""
 
-GROUP = 8
+GROUP = 2
 """Tiles it takes side by side."""
 
 BLOCK = 256

@@ -66,6 +66,16 @@ def test_it_counts_all_requests_and_only_the_running_ones():
     assert play(gate, accepted, alone)[8:].mean() < 0.2
 
 
+def test_it_knows_few_requests_from_many():
+    """Four at a time cost three times as much as one, drafted, and none of them tells anything of one alone."""
+    costs = StepCosts((Stairs(1, (1, 4), (10.0, 12.0), 1.0), Stairs(4, (4, 16), (12.0, 36.0), 4.0)))
+    running = np.zeros((400, 4), bool)
+    running[:, 0] = True
+    running[100:300] = True
+    drafts = play(Gate(Fixed(), costs), np.ones((400, 4), np.int32), running)
+    assert drafts[:100].all() and drafts[105:300].mean() < 0.1 and drafts[300:].all()
+
+
 def test_it_believes_tokens_and_not_confidences():
     """Survival is 1 throughout, as without a confidence head, and nothing is accepted."""
     assert play(Gate(EarlyStop(COSTS), COSTS), np.zeros((400, 2), np.int32)).mean() < 0.05
@@ -80,7 +90,7 @@ def test_seconds_of_a_drafted_round_are_those_of_its_step(padded):
     gate = Gate(Fixed(), COSTS)
     round = Round(jnp.array([True, True, False]), jnp.array([3, 1, 0]), padded)
     outcome = Outcome(jnp.ones((3, G)), jnp.array([3, 1, 0]), jnp.array([2, 0, 0]))
-    state = gate.update(gate.initial_state(3, G), round, outcome)
+    state = gate.update(gate.initial_state(3, G), round, outcome).ledger(round)
     seconds = (4 + 18) / 13 if padded else (4 + 14) / 12  # a rectangle of 3 x 4 against 3, or 2 + 4 tokens against 2
     assert float(state.seconds) == pytest.approx(2 * seconds) and float(state.tokens) == 4 and float(state.rounds) == 2
 
