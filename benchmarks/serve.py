@@ -89,11 +89,11 @@ def main(options: Serving) -> None:
     prompts, modes = read_domains(options.data), dict(pair.split("=", 1) for pair in options.urls)
     loads: dict[Key, list[Load]] = defaultdict(list)
     peers: dict[str, list[float]] = defaultdict(list)
-    for _ in range(options.repeats):
+    for repeat in range(options.repeats):
         for mode in modes or options.policies:
             with contextlib.ExitStack() as stack:
                 url = modes[mode] if modes else stack.enter_context(server(options, mode, out / f"{mode}.log"))
-                for kind, value, load in asyncio.run(measure(url, prompts, options)):
+                for kind, value, load in asyncio.run(measure(url, prompts, options, repeat)):
                     loads[mode, kind, value].append(load)
         if options.transformers:
             peers["transformers"].append(run_transformers(options, prompts))
@@ -123,9 +123,10 @@ def read_domains(pairs: tuple[str, ...]) -> list[str]:
     return [text for row in zip(*columns, strict=False) for text in row]
 
 
-async def measure(url: str, prompts: list[str], options: Serving) -> list[tuple[str, float, Load]]:
-    """One load for every point, after a warm-up; no prompt comes twice before all have come."""
-    results, used = [], 0
+async def measure(url: str, prompts: list[str], options: Serving, repeat: int) -> list[tuple[str, float, Load]]:
+    """One load for every point, after a warm-up; no prompt comes twice before all have: it might be found cached."""
+    points = [max(options.requests, options.each * users) for users in options.users]
+    results, used = [], repeat * (8 + sum(points) + options.requests * len(options.rates))
     limits = httpx2.Limits(max_connections=None)
     async with httpx2.AsyncClient(base_url=url, timeout=600, limits=limits, headers=key()) as client:
         model = options.model or (await client.get("models")).raise_for_status().json()["data"][0]["id"]
@@ -136,8 +137,7 @@ async def measure(url: str, prompts: list[str], options: Serving) -> list[tuple[
             return [request(model, prompts[i % len(prompts)], options, i) for i in range(used - count, used)]
 
         await closed_loop(client, bodies(8), 4)
-        for users in options.users:
-            count = max(options.requests, options.each * users)
+        for users, count in zip(options.users, points, strict=True):
             results.append(("users", users, await closed_loop(client, bodies(count), users)))
         for rate in options.rates:
             results.append(("rate", rate, await open_loop(client, bodies(options.requests), rate, seed=0)))

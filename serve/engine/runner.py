@@ -30,7 +30,7 @@ from serve.engine.state import Slots
 from serve.engine.step import Orders, Plan, Results, draft, enter, run
 from serve.engine.terms import terms_of
 
-MEASURED_AT = 256
+MEASURED_AT = 192
 """Positions of context at which steps are measured."""
 
 
