@@ -66,6 +66,7 @@ class Serve:
     def run(self) -> None:
         """Loads, compiles, measures and serves until it is told to stop."""
         log_to_stderr(self.json_logs)
+        self.chosen(StepCosts.from_steps_per_second({1: 1.0}))  # mistakes are told before minutes of work
         listener = self.bound()
         mesh = make_mesh((1, 1, self.tensor), jax.devices()[: self.tensor]) if self.tensor > 1 else None
         models = ModelOptions(
@@ -78,12 +79,15 @@ class Serve:
         metrics = Metrics()
         engine = ServeEngine(target.model, drafter, self.engine, scaling=scaling, gauges=metrics, mesh=mesh)
         metrics.watch(engine)
-        here = {"programs": engine.runner.sizes}
+        here = None
+        if self.costs is not None and drafter is not None:
+            here = environment(target.model, drafter, engine.runner.block_size) | {"programs": engine.runner.sizes}
+            if Path(self.costs).exists():
+                load_costs(self.costs, here)
         with Progress(console=progress) as bar:
             task = bar.add_task("compiling and measuring programs", total=None)
             costs = engine.warm_up(lambda done, all: bar.update(task, completed=done, total=all))
-        if self.costs is not None and drafter is not None:
-            here |= environment(target.model, drafter, engine.runner.block_size)
+        if self.costs is not None and here is not None:
             costs = kept(self.costs, costs, here)
         engine.use(self.chosen(costs))
         engine.start()

@@ -13,8 +13,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not whole JSON ({error}); fetch it again.") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not whole JSON ({error}); fetch or write it again.") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds a JSON {type(value).__name__}, expected an object.")
     return value

@@ -253,7 +253,7 @@ def load_costs(path: str | Path, environment: Mapping[str, str] | None = None) -
         table = found[0](data)
     except KeyError as error:
         raise ValueError(f"{path} lacks {error}; measure again with `dspark profile`.") from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{path}: {error}") from error
     return table if environment is None else table.check(environment)
 
@@ -269,7 +269,10 @@ def _read_contexts(data: dict[str, Any]) -> CostTable:
     lengths = [context for context, _ in contexts]
     if not lengths or any(b <= a for a, b in pairwise(lengths)):
         raise ValueError(f"expected one or more contexts, ascending, got {lengths}.")
-    return CostTable(contexts, data.get("environment"))
+    environment = data.get("environment")
+    if not isinstance(environment, dict | None):
+        raise ValueError(f"environment must be an object or null, got {environment!r}.")
+    return CostTable(contexts, environment)
 
 
 def _read_samples(data: dict[str, Any]) -> CostTable:

@@ -6,7 +6,6 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -103,12 +102,12 @@ class RequireKey:
     """Lets into /v1 only who sends `Authorization: Bearer KEY`."""
 
     def __init__(self, app: ASGIApp, key: str):
-        self.app, self.expected = app, f"Bearer {key}".encode()
+        self.app, self.expected = app, key.strip().encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith("/v1"):
-            given = Headers(scope=scope).get("authorization", "").encode()
-            if not hmac.compare_digest(given, self.expected):
+            scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self.expected):
                 error = ApiError(401, "The API key is missing or wrong; send it as `Authorization: Bearer KEY`.",
                                  code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})  # fmt: skip
                 return await error.response()(scope, receive, send)

@@ -60,6 +60,11 @@ def prepare(
                 400, f"The prompt has {len(prompt)} tokens; at most {max_length - 1} fit. Shorten it.",
                 param=_field(asked), code="context_length_exceeded",
             )  # fmt: skip
+        if asked.min_tokens > room:
+            raise ApiError(
+                400, f"min_tokens is {asked.min_tokens}, but a prompt of {len(prompt)} tokens leaves room for {room}.",
+                param="min_tokens", code="invalid_value",
+            )  # fmt: skip
         base = _request(asked, prompt, room)
         # Answers to one prompt differ; seeds lie within 63 bits, so that these stay within 64.
         seeds = [None if base.seed is None else base.seed + i for i in range(asked.n)]

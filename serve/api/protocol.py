@@ -231,7 +231,7 @@ def parse(body: bytes, kind: type[Kind]) -> Kind:
         raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from error
     if not isinstance(fields, dict):
         raise ApiError(400, f"The body must be a JSON object, got {type(fields).__name__}.", code="invalid_json")
-    fields = {k: v for k, v in fields.items() if k not in NEUTRAL or v != NEUTRAL[k]}
+    fields = {k: v for k, v in fields.items() if k not in NEUTRAL or json.dumps(v) != json.dumps(NEUTRAL[k])}
     try:
         return kind.model_validate(fields)
     except ValidationError as error:

@@ -15,3 +15,21 @@ def test_costs_are_written_once_and_read_where_they_hold(tmp_path):
     assert kept(path, other, HERE) == first
     with pytest.raises(ValueError, match=r"programs 'run \[1, 2\]', here 'run \[1\]'.*--costs and a new file"):
         kept(path, first, HERE | {"programs": "run [1]"})
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "says"),
+    [
+        ('"cpu"', "1e400", "measured elsewhere"),
+        ('"context": 192', '"context": 1e400', "cannot convert"),
+        ('"environment": {', '"environment": "x", "other": {', "must be an object"),
+        ('"contexts": ', '"contexts": ' + "[" * 10**5, "not whole JSON"),
+    ],
+)
+def test_a_broken_file_is_told_of(tmp_path, was, now, says):
+    path = tmp_path / "costs.json"
+    kept(str(path), StepCosts.from_steps_per_second({1: 4.0}), HERE)
+    assert was in path.read_text()
+    path.write_text(path.read_text().replace(was, now))
+    with pytest.raises(ValueError, match=says):
+        kept(str(path), StepCosts.from_steps_per_second({1: 4.0}), HERE)

@@ -75,3 +75,4 @@ def test_mistakes_are_told_in_one_line(checkpoints):
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "in use" in start("--port", f"{taken.getsockname()[1]}")
+    assert "and floor must be" in start("--floor", "-1")

@@ -198,8 +198,15 @@ def test_only_bearers_of_the_key_are_let_in(tokenizer):
                 status, headers, text = raw(served, method, path, **given)
                 assert status == 401 and json.loads(text)["error"]["code"] == "invalid_api_key"
                 assert headers["WWW-Authenticate"] == "Bearer"
-        assert raw(served, "GET", "/v1/models", Authorization="Bearer sesame")[0] == 200
+        for given in ("Bearer sesame", "bearer  sesame"):
+            assert raw(served, "GET", "/v1/models", Authorization=given)[0] == 200
         assert raw(served, "GET", "/health")[0] == raw(served, "GET", "/metrics")[0] == 200
+
+
+def test_a_key_is_compared_byte_by_byte(tokenizer):
+    with running_server(tokenizer, api_key="clé\n") as served:
+        assert raw(served, "GET", "/v1/models", Authorization="Bearer clé".encode())[0] == 200
+        assert raw(served, "GET", "/v1/models", Authorization="Bearer clé".encode("latin-1"))[0] == 401
 
 
 @pytest.fixture(scope="module")

@@ -99,6 +99,7 @@ def test_fields_that_ask_for_nothing_are_accepted(tokenizer):
         ({"foo": 1}, "foo is not supported"),
         ({"response_format": {"type": "json_object"}}, r'response_format is not .* other than {"type": "text"}'),
         ({"best_of": 2}, "best_of is not supported, other than 1"),
+        ({"best_of": True}, "best_of is not supported, other than 1"),
         ({"suffix": "x"}, "suffix is not supported"),
         ({"audio": {}}, "audio is not supported"),
         ({"modalities": ["audio"]}, "modalities is not supported"),
