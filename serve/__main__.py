@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -79,16 +79,17 @@ class Serve:
         metrics = Metrics()
         engine = ServeEngine(target.model, drafter, self.engine, scaling=scaling, gauges=metrics, mesh=mesh)
         metrics.watch(engine)
-        here = None
-        if self.costs is not None and drafter is not None:
+
+        def measure() -> StepCosts:
+            with Progress(console=progress) as bar:
+                task = bar.add_task("compiling and measuring programs", total=None)
+                return engine.warm_up(lambda done, all: bar.update(task, completed=done, total=all))
+
+        if self.costs is None or drafter is None:
+            costs = measure()
+        else:
             here = environment(target.model, drafter, engine.runner.block_size) | {"programs": engine.runner.sizes}
-            if Path(self.costs).exists():
-                load_costs(self.costs, here)
-        with Progress(console=progress) as bar:
-            task = bar.add_task("compiling and measuring programs", total=None)
-            costs = engine.warm_up(lambda done, all: bar.update(task, completed=done, total=all))
-        if self.costs is not None and here is not None:
-            costs = kept(self.costs, costs, here)
+            costs = kept(self.costs, measure, here)
         engine.use(self.chosen(costs))
         engine.start()
         app = create_app(
@@ -113,15 +114,17 @@ class Serve:
         return {"fixed": Fixed(self.length), "threshold": Threshold(self.survival), "none": Plain()}[self.policy]
 
 
-def kept(path: str, measured: StepCosts, here: Mapping[str, str]) -> StepCosts:
-    """The costs in a file; where there is none yet, those measured `here`, written to it.
+def kept(path: str, measure: Callable[[], StepCosts], here: Mapping[str, str]) -> StepCosts:
+    """The costs in a file, which is read before anything is measured; those measured `here`, if there is none yet.
 
     Raises:
       ValueError: the file is of another environment, or broken.
     """
-    if not Path(path).exists():
+    known = load_costs(path, here).at() if Path(path).exists() else None
+    measured = measure()  # in any case, since it compiles
+    if known is None:
         CostTable(((MEASURED_AT, measured),), here).save(path)
-    return load_costs(path, here).at()
+    return known or measured
 
 
 class JsonLines(logging.Formatter):

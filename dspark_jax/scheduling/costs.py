@@ -56,6 +56,11 @@ class Stairs:
         cheapest = np.minimum.accumulate(np.array(self.verify_seconds)[::-1])[::-1]
         return cheapest[np.searchsorted(self.tokens, np.arange(self.tokens[-1] + 1))]
 
+    @property
+    def useful(self) -> list[int]:
+        """Buckets that no larger one outruns."""
+        return [n for n, own in zip(self.tokens, self.verify_seconds, strict=True) if own <= self.by_tokens[n]]
+
 
 @dataclass(frozen=True)
 class StepCosts:

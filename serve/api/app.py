@@ -6,6 +6,7 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -106,7 +107,8 @@ class RequireKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith("/v1"):
-            scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+            sent = Headers(scope=scope).get("authorization", "").encode("latin-1")  # the bytes as they came
+            scheme, _, given = sent.partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self.expected):
                 error = ApiError(401, "The API key is missing or wrong; send it as `Authorization: Bearer KEY`.",
                                  code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})  # fmt: skip

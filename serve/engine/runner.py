@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -69,6 +69,9 @@ class Runner:
 
     Every step is one of few compiled programs: a block is drafted for 1, 2, 4 .. slots, and a stream is run with so
     many rows, with or without parts of prompts. None is compiled behind `warm_up`.
+
+    Attributes:
+      sizes: of what is compiled, as text: what costs hold for, besides the models.
     """
 
     def __init__(
@@ -120,17 +123,13 @@ class Runner:
         self._mixed = list(config.rows[-1:]) or ladder(most, step=4)
         self._drafting = [config.slots] if config.rows else ladder(config.slots)
         self._rows = rows_by_requests(list(config.rows) or ladder(most, halves=True), self._drafting, g)
+        self.sizes = f"draft {self._drafting}, run {self._rows}, pages of {config.page_size}"
         self._slots = self._empty(target, drafter)
 
     @property
     def drafts(self) -> bool:
         """Whether there is anything to draft with."""
         return self._plan.drafter is not None
-
-    @property
-    def sizes(self) -> str:
-        """What measured costs are of, besides the models; before `warm_up`."""
-        return f"draft {self._drafting}, run {self._rows}, pages of {self.config.page_size}"
 
     @property
     def programs(self) -> int:
@@ -206,8 +205,8 @@ class Runner:
             Stairs(n, tuple(sizes), tuple(seconds[n, rows] for rows in sizes), seconds.get(("draft", n), 0.0))
             for n, sizes in self._rows.items()
         )
-        self._mixed = worthwhile({rows: seconds["mixed", rows] for rows in self._mixed})
-        self._rows = {n: worthwhile({rows: seconds[n, rows] for rows in sizes}) for n, sizes in self._rows.items()}
+        self._rows = {each.requests: each.useful for each in stairs}
+        self._mixed = Stairs(s, tuple(self._mixed), tuple(seconds["mixed", rows] for rows in self._mixed)).useful
         return StepCosts(stairs)
 
     def _enter(self, slot: int, terms: Any, tokens: list[int], length: int, computed: int) -> None:
@@ -251,11 +250,6 @@ def rows_by_requests(sizes: list[int], requests: list[int], block_size: int) -> 
         most = next(size for size in sizes if size >= n * (1 + block_size))
         found[n] = [size for size in sizes if below < size <= most]
     return found
-
-
-def worthwhile(seconds: Mapping[int, float]) -> list[int]:
-    """Sizes of programs, ascending, without those that take longer than a larger one."""
-    return [n for n, own in seconds.items() if all(own <= other for m, other in seconds.items() if m > n)]
 
 
 def reach_of(drafter: DrafterConfig | None) -> int:

@@ -11,10 +11,10 @@ HERE = {"device": "cpu", "programs": "run [1, 2]"}
 def test_costs_are_written_once_and_read_where_they_hold(tmp_path):
     path = str(tmp_path / "costs.json")
     first, other = (StepCosts.from_steps_per_second({1: sps, 2: sps / 2}) for sps in (4.0, 8.0))
-    assert kept(path, first, HERE) == first
-    assert kept(path, other, HERE) == first
+    assert kept(path, lambda: first, HERE) == first
+    assert kept(path, lambda: other, HERE) == first
     with pytest.raises(ValueError, match=r"programs 'run \[1, 2\]', here 'run \[1\]'.*--costs and a new file"):
-        kept(path, first, HERE | {"programs": "run [1]"})
+        kept(path, lambda: first, HERE | {"programs": "run [1]"})
 
 
 @pytest.mark.parametrize(
@@ -28,8 +28,8 @@ def test_costs_are_written_once_and_read_where_they_hold(tmp_path):
 )
 def test_a_broken_file_is_told_of(tmp_path, was, now, says):
     path = tmp_path / "costs.json"
-    kept(str(path), StepCosts.from_steps_per_second({1: 4.0}), HERE)
+    kept(str(path), lambda: StepCosts.from_steps_per_second({1: 4.0}), HERE)
     assert was in path.read_text()
     path.write_text(path.read_text().replace(was, now))
     with pytest.raises(ValueError, match=says):
-        kept(str(path), StepCosts.from_steps_per_second({1: 4.0}), HERE)
+        kept(str(path), lambda: StepCosts.from_steps_per_second({1: 4.0}), HERE)

@@ -176,6 +176,7 @@ def test_chats_that_are_refused(tokenizer, fields, says):
         ({"prompt": [10**30]}, "prompt"),
         ({"prompt": None}, "prompt is required"),
         ({"prompt": [0] * MAX_LENGTH}, "The prompt has 512 tokens; at most 511 fit"),
+        ({"prompt": [0] * 400, "max_tokens": 500, "min_tokens": 200}, "min_tokens is 200, but .* 400 .* room for 112"),
         ({"prompt": ["a"] * 65, "n": 2}, "65 prompts times n = 2 are more than 128 answers"),
         ({"logprobs": 21}, "logprobs: Input should be less than or equal to 20"),
         ({"logprobs": True}, "logprobs: Input should be a valid integer"),

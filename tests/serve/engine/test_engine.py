@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from dspark_jax.calibration.survival import Scaling
-from dspark_jax.scheduling import EarlyStop, Fixed, Gate, LaggedCapacity, Plain, StepCosts, Threshold
+from dspark_jax.scheduling import EarlyStop, Fixed, Gate, LaggedCapacity, Plain, Stairs, StepCosts, Threshold
 from serve.engine.config import EngineConfig, ladder
 from serve.engine.request import QueueFull, ServeRequest
-from serve.engine.runner import Runner, rows_by_requests, worthwhile
+from serve.engine.runner import Runner, rows_by_requests
 from tests.serve.engine.conftest import CONFIG, G, collect, mixed, tokens_of
 
 COSTS = StepCosts.from_steps_per_second({3: 10.0, 6: 9.9, 12: 9.8}, draft_seconds=0.001)
@@ -170,7 +170,7 @@ def test_what_can_never_run_is_refused_at_once_and_a_full_queue_says_so(engine):
 
 
 def test_programs_that_take_longer_than_larger_ones_are_not_run():
-    assert worthwhile({1: 5.0, 2: 7.0, 4: 6.0, 8: 6.5, 12: 15.0, 16: 11.0}) == [1, 4, 8, 16]
+    assert Stairs(1, (1, 2, 4, 8, 12, 16), (5.0, 7.0, 6.0, 6.5, 15.0, 11.0)).useful == [1, 4, 8, 16]
 
 
 def test_steps_run_in_programs_that_hold_them():
