@@ -10,6 +10,7 @@ measures a running server. Both read prompts of {"turns": [text, ...]} and write
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import platform
@@ -88,23 +89,24 @@ def main(options: Serving) -> None:
     out.mkdir(parents=True, exist_ok=True)
     prompts, modes = read_domains(options.data), dict(pair.split("=", 1) for pair in options.urls)
     loads: dict[Key, list[Load]] = defaultdict(list)
-    peers: dict[str, list[float]] = defaultdict(list)
-    for repeat in range(options.repeats):
+    numbers: dict[str, Iterator[int]] = defaultdict(itertools.count)
+    peer: list[float] = []
+    for _ in range(options.repeats):
         for mode in modes or options.policies:
             with contextlib.ExitStack() as stack:
                 url = modes[mode] if modes else stack.enter_context(server(options, mode, out / f"{mode}.log"))
-                for kind, value, load in asyncio.run(measure(url, prompts, options, repeat)):
+                for kind, value, load in asyncio.run(measure(url, prompts, options, numbers[mode])):
                     loads[mode, kind, value].append(load)
         if options.transformers:
-            peers["transformers"].append(run_transformers(options, prompts))
+            peer.append(run_transformers(options, prompts))
     if options.json:
         rows = [
             {"mode": m, k: v, "repeats": [*map(dataclasses.asdict, repeats)]} for (m, k, v), repeats in loads.items()
         ]
-        Path(options.json).write_text(json.dumps({"machine": machine(), "loads": rows, "peers": peers}))
+        Path(options.json).write_text(json.dumps({"machine": machine(), "loads": rows, "transformers": peer}))
     summaries = {key: [Summary.of(load) for load in repeats] for key, repeats in loads.items()}
     console.print(f"{machine()}; {options.max_tokens} new tokens, temperature {options.temperature}, {options.data}")
-    console.print(table(summaries, peers, options.repeats))
+    console.print(table(summaries, peer, options.repeats))
     curves: dict[str, dict[int, Summary]] = defaultdict(dict)
     for (mode, kind, value), repeats in summaries.items():
         if kind == "users":
@@ -123,21 +125,25 @@ def read_domains(pairs: tuple[str, ...]) -> list[str]:
     return [text for row in zip(*columns, strict=False) for text in row]
 
 
-async def measure(url: str, prompts: list[str], options: Serving, repeat: int) -> list[tuple[str, float, Load]]:
-    """One load for every point, after a warm-up; no prompt comes twice before all have: it might be found cached."""
-    points = [max(options.requests, options.each * users) for users in options.users]
-    results, used = [], repeat * (8 + sum(points) + options.requests * len(options.rates))
+async def measure(
+    url: str, prompts: list[str], options: Serving, numbers: Iterator[int]
+) -> list[tuple[str, float, Load]]:
+    """One load for every point, after a warm-up.
+
+    Args:
+      numbers: of requests that the server was not asked yet: a prompt that came before might be found cached.
+    """
+    results = []
     limits = httpx2.Limits(max_connections=None)
     async with httpx2.AsyncClient(base_url=url, timeout=600, limits=limits, headers=key()) as client:
         model = options.model or (await client.get("models")).raise_for_status().json()["data"][0]["id"]
 
         def bodies(count: int) -> list[dict[str, Any]]:
-            nonlocal used
-            used += count
-            return [request(model, prompts[i % len(prompts)], options, i) for i in range(used - count, used)]
+            return [request(model, prompts[i % len(prompts)], options, i) for i in itertools.islice(numbers, count)]
 
         await closed_loop(client, bodies(8), 4)
-        for users, count in zip(options.users, points, strict=True):
+        for users in options.users:
+            count = max(options.requests, options.each * users)
             results.append(("users", users, await closed_loop(client, bodies(count), users)))
         for rate in options.rates:
             results.append(("rate", rate, await open_loop(client, bodies(options.requests), rate, seed=0)))
@@ -213,7 +219,7 @@ def run_transformers(options: Serving, prompts: list[str]) -> float:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def table(summaries: dict[Key, list[Summary]], peers: dict[str, list[float]], repeats: int) -> Table:
+def table(summaries: dict[Key, list[Summary]], peer: list[float], repeats: int) -> Table:
     """Medians; ratios of throughput are taken within a repeat."""
     result = Table(title=f"medians over {repeats} repeats; seconds; ratios of throughput")
     columns = (
@@ -242,10 +248,10 @@ def table(summaries: dict[Key, list[Summary]], peers: dict[str, list[float]], re
             numbers += [f"{found.accept_length:.2f}", f"{found.budget:.2f}", f"{found.errors:.0f}"]
             ratios = [ratio(rates[mode], rates.get("none")), ratio(rates[mode], best)]
             result.add_row(f"{value:g} {kind}", mode, *numbers, *ratios)
-        for mode, speeds in peers.items() if (kind, value) == ("users", 8) else ():
+        if peer and (kind, value) == ("users", 8):
             best = [max(side) for side in zip(*rates.values(), strict=True)]
-            numbers = [f"{statistics.median(speeds):.1f}", *[""] * 9]
-            result.add_row("8 users", mode, *numbers, ratio(speeds, rates.get("none")), ratio(speeds, best))
+            numbers = [f"{statistics.median(peer):.1f}", *[""] * 9]
+            result.add_row("8 users", "transformers", *numbers, ratio(peer, rates.get("none")), ratio(peer, best))
         result.add_section()
     return result
 

@@ -22,7 +22,7 @@ def main(model: str, prompts: list[str], max_tokens: int) -> float:
     """Tokens/s, greedy, behind a warm-up."""
     target = load_target(model)
     ids, stops = [prompt_ids(target, text) for text in prompts], set(target.config.stop_ids)
-    model = torch_model(target)
+    llama = torch_model(target)
     config = GenerationConfig(
         max_new_tokens=max_tokens, do_sample=False, eos_token_id=sorted(stops), pad_token_id=min(stops)
     )
@@ -34,7 +34,7 @@ def main(model: str, prompts: list[str], max_tokens: int) -> float:
             width = max(map(len, batch))
             padded = torch.tensor([[config.pad_token_id] * (width - len(row)) + row for row in batch])
             mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in batch])
-            for row in model.generate(padded, attention_mask=mask, generation_config=config)[:, width:].tolist():
+            for row in llama.generate(padded, attention_mask=mask, generation_config=config)[:, width:].tolist():
                 count += next((i + 1 for i, token in enumerate(row) if token in stops), len(row))
         return count
 

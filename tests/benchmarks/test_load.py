@@ -163,7 +163,7 @@ def test_a_run_measures_every_point_and_writes_what_it_found(fake, tmp_path, cap
 def test_transformers_stands_beside_eight_users(capsys):
     found = [Summary.of(Load([Answer(0, 4, (1, 2, 4), USAGE)], speed)) for speed in (2.0, 1.0)]
     rates = [summary.throughput / 2 for summary in found]
-    serve.console.print(serve.table({("none", "users", users): found for users in (4, 8)}, {"transformers": rates}, 2))
+    serve.console.print(serve.table({("none", "users", users): found for users in (4, 8)}, rates, 2))
     printed = capsys.readouterr().out
     assert printed.count("transformers") == 1
     cells = printed.split("transformers")[1].split("\n")[0].split("│")
